@@ -1,0 +1,1 @@
+"""Archer: diffusion language model decoding with reuse of the prompt under rollback."""
