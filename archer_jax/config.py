@@ -141,14 +141,14 @@ class DecodeConfig:
 
 # The choices of every named switch; `DecodeConfig`, the flags and their help read this one table.
 CHOICES = {
-    'decoder': ('wino', 'llada', 'dream'),
-    'dtype': ('float32', 'bfloat16'),
-    'mask_prediction': ('never', 'official'),
-    'shadow': ('official', 'self'),
-    'remasking': ('low_confidence', 'random'),
-    'alg': ('origin', 'maskgit_plus', 'topk_margin', 'entropy'),
-    'drift': ('token',),
-    'refresh': ('archer', 'always', 'once', 'interval'),
+  'decoder': ('wino', 'llada', 'dream'),
+  'dtype': ('float32', 'bfloat16'),
+  'mask_prediction': ('never', 'official'),
+  'shadow': ('official', 'self'),
+  'remasking': ('low_confidence', 'random'),
+  'alg': ('origin', 'maskgit_plus', 'topk_margin', 'entropy'),
+  'drift': ('token',),
+  'refresh': ('archer', 'always', 'once', 'interval'),
 }
 
 
@@ -186,21 +186,21 @@ _INT32_MAX = 2**31 - 1
 
 # Every number that is traced and per row. Order is that of the command line's help.
 KNOBS: Mapping[str, KnobSpec] = {
-    'gen_length': KnobSpec(128, True, 1, _INT32_MAX, 'tokens to generate'),
-    'steps': KnobSpec(
-        None, True, 1, _INT32_MAX, 'denoising steps of llada and dream (default: gen_length)', ('llada', 'dream')
-    ),
-    'threshold': KnobSpec(0.6, False, 0, 1, 'wino commits tokens whose probability is above this', ('wino',)),
-    'threshold_back': KnobSpec(0.9, False, 0, 1, 'wino takes back tokens verified below this probability', ('wino',)),
-    'max_accept': KnobSpec(20, True, 1, _INT32_MAX, 'wino commits at most this many tokens a step', ('wino',)),
-    'temperature': KnobSpec(0.0, False, 0, math.inf, 'sampling temperature; 0 takes the best token'),
-    'top_p': KnobSpec(1.0, False, 0, 1, 'dream samples from this mass of the best tokens; 1 is off', ('dream',)),
-    'top_k': KnobSpec(0, True, 0, _INT32_MAX, 'dream samples from this many best tokens; 0 is off', ('dream',)),
-    'cfg_scale': KnobSpec(0.0, False, 0, math.inf, 'classifier-free guidance of llada; 0 is off', ('llada',)),
-    'alg_temp': KnobSpec(0.0, False, 0, math.inf, 'randomness of the order of dream; 0 is none', ('dream',)),
-    'refresh_interval': KnobSpec(0, True, 0, _INT32_MAX, 'refresh at every so many steps of a row; 0 is never'),
-    'refresh_at_block_start': KnobSpec(0, True, 0, 1, 'refresh at the first step of every block'),
-    'drift_radius': KnobSpec(0.0, False, 0, 1, 'refresh when the canvas drifted further than this; 0 is never'),
-    'min_margin': KnobSpec(0.0, False, 0, math.inf, 'refresh after a reuse step with a smaller margin; 0 is never'),
-    'max_age': KnobSpec(0, True, 0, _INT32_MAX, 'refresh when the kept prompt is this many steps old; 0 is never'),
+  'gen_length': KnobSpec(128, True, 1, _INT32_MAX, 'tokens to generate'),
+  'steps': KnobSpec(
+    None, True, 1, _INT32_MAX, 'denoising steps of llada and dream (default: gen_length)', ('llada', 'dream')
+  ),
+  'threshold': KnobSpec(0.6, False, 0, 1, 'wino commits tokens whose probability is above this', ('wino',)),
+  'threshold_back': KnobSpec(0.9, False, 0, 1, 'wino takes back tokens verified below this probability', ('wino',)),
+  'max_accept': KnobSpec(20, True, 1, _INT32_MAX, 'wino commits at most this many tokens a step', ('wino',)),
+  'temperature': KnobSpec(0.0, False, 0, math.inf, 'sampling temperature; 0 takes the best token'),
+  'top_p': KnobSpec(1.0, False, 0, 1, 'dream samples from this mass of the best tokens; 1 is off', ('dream',)),
+  'top_k': KnobSpec(0, True, 0, _INT32_MAX, 'dream samples from this many best tokens; 0 is off', ('dream',)),
+  'cfg_scale': KnobSpec(0.0, False, 0, math.inf, 'classifier-free guidance of llada; 0 is off', ('llada',)),
+  'alg_temp': KnobSpec(0.0, False, 0, math.inf, 'randomness of the order of dream; 0 is none', ('dream',)),
+  'refresh_interval': KnobSpec(0, True, 0, _INT32_MAX, 'refresh at every so many steps of a row; 0 is never'),
+  'refresh_at_block_start': KnobSpec(0, True, 0, 1, 'refresh at the first step of every block'),
+  'drift_radius': KnobSpec(0.0, False, 0, 1, 'refresh when the canvas drifted further than this; 0 is never'),
+  'min_margin': KnobSpec(0.0, False, 0, math.inf, 'refresh after a reuse step with a smaller margin; 0 is never'),
+  'max_age': KnobSpec(0, True, 0, _INT32_MAX, 'refresh when the kept prompt is this many steps old; 0 is never'),
 }

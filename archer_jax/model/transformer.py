@@ -88,7 +88,7 @@ class Attention(nn.Module):
     self.v_proj = Projection(kv_heads, ('embed', 'kv_heads', 'head_dim'), bias=c.qkv_bias)
     stddev = 0.02 / (2 * c.n_layers) ** 0.5
     self.o_proj = Projection(
-        (c.n_heads, c.head_dim, c.d_model), ('heads', 'head_dim', 'embed'), contract=2, stddev=stddev
+      (c.n_heads, c.head_dim, c.d_model), ('heads', 'head_dim', 'embed'), contract=2, stddev=stddev
     )
 
   def key_value(self, x: Array, table: KeyValue) -> KeyValue:
@@ -152,14 +152,14 @@ class Transformer(nn.Module):
     self.head = Projection((c.d_model, c.vocab_size), ('embed', 'vocab'), out_dtype=jnp.float32)
 
   def __call__(
-      self,
-      tokens: Array,
-      positions: Array,
-      attn_mask: Array,
-      *,
-      head_rows: Array | None = None,
-      kept: tuple[KeyValue, ...] | None = None,
-      key_start: int = 0,
+    self,
+    tokens: Array,
+    positions: Array,
+    attn_mask: Array,
+    *,
+    head_rows: Array | None = None,
+    kept: tuple[KeyValue, ...] | None = None,
+    key_start: int = 0,
   ) -> tuple[Array, tuple[KeyValue, ...]]:
     """Logits of the asked rows, and the keys and values of all.
 

@@ -1,0 +1,217 @@
+"""The forwards of a step: refresh, reuse and the row loop of mixed batches, around the kept prompt keys and values.
+
+A row's sequence is [prompt (left-padded to P) | canvas (G) | shadow (B)]. The shadow is WINO's verification view: mask
+tokens at the positions of the current block, seen by nobody else, that see the prompt, the canvas but each its own
+twin, and the shadow. A *refresh* feeds all of it and keeps the prompt's keys and values; a *reuse* feeds canvas and
+shadow against the kept ones. Which is exact and which is stale: keys and values of canvas and shadow are always those
+of this step; the prompt's are those of the row's last refresh, `cache.age` steps ago (the first layer's never change).
+
+Axes: B batch, P prompt, G canvas, R decision rows, T query rows, S keys, V vocab.
+"""
+
+import dataclasses
+
+import jax
+from jax import Array
+from jax import lax
+import jax.numpy as jnp
+
+from archer_jax.config import SHIFTED
+from archer_jax.config import DecodeConfig
+from archer_jax.model import Transformer
+from archer_jax.types import DecodeState
+from archer_jax.types import PromptCache
+
+
+def empty_cache(prompt_valid: Array, cfg: DecodeConfig) -> PromptCache:
+  """A cache without an anchor for prompts [B, P]."""
+  batch, length = prompt_valid.shape
+  shape = (batch, length, cfg.model.n_kv_heads, cfg.model.head_dim)
+  zeros = lambda: tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.model.n_layers))
+  return PromptCache(
+    k=zeros(),
+    v=zeros(),
+    anchor=jnp.full((batch, cfg.canvas_length), cfg.model.mask_id, jnp.int32),
+    age=jnp.full((batch,), -1, jnp.int32),
+    prompt_valid=jnp.array(prompt_valid, bool),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+  """The rows of a forward: tokens and positions [B, T], mask [B, 1, T, T]."""
+
+  tokens: Array
+  positions: Array
+  attn_mask: Array
+
+
+def _sequence(state: DecodeState, prompt_tokens: Array, cfg: DecodeConfig) -> _Sequence:
+  """Lays out prompt, canvas and shadow with their positions and their attention mask."""
+  batch, prompt_length = prompt_tokens.shape
+  # Positions count from a row's first real token, so that padding changes no rotation.
+  valid_length = jnp.sum(state.prompt_valid, axis=1, dtype=jnp.int32)[:, None]
+  prompt_positions = jnp.maximum(jnp.arange(prompt_length, dtype=jnp.int32) - prompt_length + valid_length, 0)
+  canvas_positions = valid_length + jnp.arange(cfg.canvas_length, dtype=jnp.int32)
+  keys = jnp.concatenate([state.prompt_valid, state.canvas_valid], axis=1)
+  rows = prompt_length + cfg.canvas_length
+  mask = jnp.broadcast_to(keys[:, None, :], (batch, rows, rows))
+  tokens = jnp.concatenate([prompt_tokens, state.canvas], axis=1)
+  positions = jnp.concatenate([prompt_positions, canvas_positions], axis=1)
+  if cfg.shadow_length:
+    offset = jnp.arange(cfg.shadow_length, dtype=jnp.int32)
+    twin = state.block[:, None] * cfg.block_length + offset
+    twin_column = (prompt_length + twin)[:, :, None]
+    sees_rows = keys[:, None, :] & (jnp.arange(rows) != twin_column)
+    # Shadows past a short last block are padding: nobody's keys, and their logits are not read.
+    shadow_valid = (twin < state.gen_length[:, None])[:, None, :]
+    peers = offset[:, None] == offset if cfg.shadow == 'self' else jnp.ones((1, 1), bool)
+    sees_shadow = jnp.broadcast_to(shadow_valid & peers, (batch, cfg.shadow_length, cfg.shadow_length))
+    unseen = jnp.zeros((batch, rows, cfg.shadow_length), bool)
+    top = jnp.concatenate([mask, unseen], axis=2)
+    mask = jnp.concatenate([top, jnp.concatenate([sees_rows, sees_shadow], axis=2)], axis=1)
+    tokens = jnp.concatenate([tokens, jnp.full_like(twin, cfg.model.mask_id)], axis=1)
+    positions = jnp.concatenate([positions, valid_length + twin], axis=1)
+  return _Sequence(tokens=tokens, positions=positions, attn_mask=mask[:, None])
+
+
+def _lead(prompt_length: int, cfg: DecodeConfig) -> int:
+  """Prompt rows that a reuse forward feeds: the last one where the first canvas position is read from it."""
+  return 1 if cfg.model.logit_alignment == SHIFTED and prompt_length else 0
+
+
+def _head_rows(state: DecodeState, index: Array, canvas_start: int, cfg: DecodeConfig) -> Array:
+  """Rows of a forward that the decision columns [B, R], and behind them the shadow, read their logits from.
+
+  Columns past the canvas, which nobody reads, take its last row: every index is in range by construction.
+  """
+  column = jnp.minimum(index, cfg.canvas_length - 1)
+  if cfg.model.logit_alignment == SHIFTED:
+    # The first column reads the last prompt row, and its own where there is no prompt.
+    has_prompt = jnp.any(state.prompt_valid, axis=1, keepdims=True)
+    column = jnp.where((column > 0) | has_prompt, column - 1, column)
+  shadow = cfg.canvas_length + jnp.arange(cfg.shadow_length, dtype=jnp.int32)
+  shadow = jnp.broadcast_to(shadow, (index.shape[0], cfg.shadow_length))
+  return canvas_start + jnp.concatenate([column, shadow], axis=1)
+
+
+def _refresh(params, state, prompt_tokens, cache, need, index, cfg):
+  """One pass over prompt, canvas and shadow; the rows in `need` take its prompt keys and values."""
+  prompt_length = prompt_tokens.shape[1]
+  sequence = _sequence(state, prompt_tokens, cfg)
+  logits, fresh = Transformer(cfg.model).apply(
+    {'params': params},
+    sequence.tokens,
+    sequence.positions,
+    sequence.attn_mask,
+    head_rows=_head_rows(state, index, prompt_length, cfg),
+  )
+  keep = need[:, None, None, None]
+  k = tuple(jnp.where(keep, new[:, :prompt_length], old) for (new, _), old in zip(fresh, cache.k, strict=True))
+  v = tuple(jnp.where(keep, new[:, :prompt_length], old) for (_, new), old in zip(fresh, cache.v, strict=True))
+  return logits, k, v
+
+
+def _reuse(params, state, prompt_tokens, cache, index, cfg):
+  """One pass over canvas and shadow against the kept prompt keys and values."""
+  prompt_length = prompt_tokens.shape[1]
+  lead = _lead(prompt_length, cfg)
+  start = prompt_length - lead
+  sequence = _sequence(state, prompt_tokens, cfg)
+  logits, _ = Transformer(cfg.model).apply(
+    {'params': params},
+    sequence.tokens[:, start:],
+    sequence.positions[:, start:],
+    sequence.attn_mask[:, :, start:],
+    head_rows=_head_rows(state, index, lead, cfg),
+    kept=tuple(zip(cache.k, cache.v, strict=True)),
+    # The leading prompt row's own keys are among the kept ones.
+    key_start=lead,
+  )
+  return logits
+
+
+def _refresh_row(params, state, prompt_tokens, cache, row, cfg):
+  """Writes one row's prompt keys and values in place, from a forward over its prompt and canvas alone."""
+  prompt_length = prompt_tokens.shape[1]
+  one = lambda x: lax.dynamic_slice_in_dim(x, row, 1, axis=0)
+  small = dataclasses.replace(
+    state,
+    canvas=one(state.canvas),
+    knobs=jax.tree.map(one, state.knobs),
+    cache=dataclasses.replace(state.cache, prompt_valid=one(state.prompt_valid)),
+  )
+  plain = dataclasses.replace(cfg, decoder='llada') if cfg.shadow_length else cfg
+  sequence = _sequence(small, one(prompt_tokens), plain)
+  fresh = Transformer(cfg.model).apply(
+    {'params': params}, sequence.tokens, sequence.positions, sequence.attn_mask, method='key_value'
+  )
+  write = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, :prompt_length], row, axis=0)
+  return dataclasses.replace(
+    cache,
+    k=tuple(write(old, new) for old, (new, _) in zip(cache.k, fresh, strict=True)),
+    v=tuple(write(old, new) for old, (_, new) in zip(cache.v, fresh, strict=True)),
+  )
+
+
+def forward(
+  params, state: DecodeState, need: Array, index: Array, cfg: DecodeConfig
+) -> tuple[Array, PromptCache, PromptCache | None]:
+  """The forward of one step, at the cost of the rows that refresh.
+
+  No row refreshes: a reuse pass. All do: one refresh pass. Some do: the row loop for these, one at a time, then a
+  reuse pass for all. Rows that are done count for neither.
+
+  Args:
+    params: the model's parameters.
+    state: the current state.
+    need: bool [B], rows that refresh.
+    index: int32 [B, R], canvas columns of the decision rows.
+    cfg: the program's config.
+
+  Returns:
+    float32 logits [B, R + shadow_length, V] (guided where `cfg.guidance`), and the caches with their new keys and
+    values, anchors and ages untouched.
+  """
+  # Under guidance a second row of its own prompt, masked throughout, and of the same canvas rides along.
+  streams = [(state.prompt_tokens, state.cache)]
+  if cfg.guidance:
+    streams.append((jnp.full_like(state.prompt_tokens, cfg.model.mask_id), state.cache_uncond))
+  prompts = [prompt for prompt, _ in streams]
+  # A prompt of no columns has nothing to keep.
+  if not prompts[0].shape[1]:
+    need = jnp.zeros_like(need)
+  together = jnp.all(need | state.done) & jnp.any(need)
+
+  def refresh_one(carry):
+    waiting, caches = carry
+    row = jnp.argmax(waiting).astype(jnp.int32)
+    caches = [_refresh_row(params, state, *stream, row, cfg) for stream in zip(prompts, caches, strict=True)]
+    return waiting & (jnp.arange(waiting.shape[0]) != row), caches
+
+  caches = [cache for _, cache in streams]
+  if need.shape[0] > 1:
+    _, caches = lax.while_loop(lambda carry: jnp.any(carry[0]), refresh_one, (need & ~together, caches))
+
+  def refresh_all(kept):
+    return [
+      _refresh(params, state, prompt, dataclasses.replace(cache, k=k, v=v), need, index, cfg)
+      for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True)
+    ]
+
+  def reuse_all(kept):
+    return [
+      (_reuse(params, state, prompt, dataclasses.replace(cache, k=k, v=v), index, cfg), k, v)
+      for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True)
+    ]
+
+  results = lax.cond(together, refresh_all, reuse_all, [(cache.k, cache.v) for cache in caches])
+  caches = [dataclasses.replace(cache, k=k, v=v) for cache, (_, k, v) in zip(caches, results, strict=True)]
+  logits = results[0][0]
+  if not cfg.guidance:
+    return logits, caches[0], None
+  unguided = results[1][0]
+  scale = state.knobs.cfg_scale[:, None, None]
+  # A row without guidance keeps its logits to the bit.
+  guided = jnp.where(scale > 0, unguided + (scale + 1) * (logits - unguided), logits)
+  return guided, caches[0], caches[1]

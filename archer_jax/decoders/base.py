@@ -1,0 +1,176 @@
+"""What every decoder is, and the parts that more than one of them uses.
+
+A decision row is a canvas position whose logits a step makes. A step's *margin* is the largest e such that any change
+of the logits with (max - min) / 2 <= e in every row certifiably leaves the path of the decision unchanged. Log-odds
+move by at most 2 e under such a change and attain it, hence the divisors: a comparison of log-odds with a constant has
+the margin |difference| / 2, one of two log-odds a quarter of it, one of two logits of a row half of it.
+
+Axes: B batch, G canvas, R decision rows, V vocab.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from jax import Array
+import jax.numpy as jnp
+
+from archer_jax import numerics
+from archer_jax.config import DecodeConfig
+from archer_jax.types import DecodeState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update:
+  """What a step decided, before the loop counts it and moves on."""
+
+  canvas: Array  # int32 [B, G]
+  accepted: Array  # bool [B, G], written in this step
+  remasked: Array  # bool [B, G], taken back in this step
+  block_done: Array  # bool [B]
+  margin: Array  # float32 [B]
+  pending: Array  # bool [B, G]
+  last_accept: Array  # int32 [B]
+
+
+class Decoder:
+  """One way to decide. Implementations hold no state.
+
+  Attributes:
+    stops_within_block: whether an end token ends a row as soon as it is committed, rather than at its block's end;
+      for decoders that never take a token back and know no blocks.
+  """
+
+  stops_within_block: ClassVar[bool] = False
+
+  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    """Canvas columns int32 [B, R] of the decision rows; a column past the row's gen_length is padding."""
+    raise NotImplementedError
+
+  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> Update:
+    """Decides on one step.
+
+    Args:
+      state: the state whose canvas was fed.
+      index: what `decision_index` gave.
+      logits: float32 [B, R + shadow_length, V] of the decision rows and, behind them, the shadow rows.
+      cfg: the program's config.
+    """
+    raise NotImplementedError
+
+  def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    """Steps int32 [B] after which a row has certainly ended; the schedule's, where there is one."""
+    del cfg
+    return state.knobs.steps
+
+  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> DecodeState:
+    """Sets the decoder's own fields for the block that `state.block` names; most have none."""
+    del cfg
+    return state
+
+
+def block_index(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """int32 [B, block_length]: columns of the current block; those of a short last block may pass the canvas."""
+  return state.block[:, None] * cfg.block_length + jnp.arange(cfg.block_length, dtype=jnp.int32)[None]
+
+
+def block_end(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """int32 [B]: the first column behind the current block."""
+  return jnp.minimum((state.block + 1) * cfg.block_length, state.gen_length)
+
+
+def block_count(gen_length: Array, cfg: DecodeConfig) -> Array:
+  """int32 [B]: blocks of a row, the last one possibly short."""
+  return (gen_length + cfg.block_length - 1) // cfg.block_length
+
+
+def block_decision_index(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """Columns for the decoders that work block by block.
+
+  The current block; with `official` every column, since the public decoders also fill masks that were predicted in
+  an earlier block.
+  """
+  if not cfg.allows_mask:
+    return block_index(state, cfg)
+  return jnp.broadcast_to(jnp.arange(cfg.canvas_length, dtype=jnp.int32), state.canvas.shape)
+
+
+def from_canvas(values: Array, index: Array, fill) -> Array:
+  """Reads [B, G] at columns [B, R], `fill` past the canvas."""
+  length = values.shape[1]
+  inside = jnp.take_along_axis(values, jnp.minimum(index, length - 1), axis=1, mode='promise_in_bounds')
+  return jnp.where(index < length, inside, jnp.asarray(fill, values.dtype))
+
+
+def to_canvas(values: Array, index: Array, where: Array, canvas: Array) -> Array:
+  """Writes [B, R] values to their columns of a copy of `canvas` [B, G] where `where` [B, R] holds."""
+  length = canvas.shape[1]
+  rows = jnp.arange(canvas.shape[0])[:, None]
+  return canvas.at[rows, jnp.where(where, index, length)].set(values, mode='drop')
+
+
+def mask_positions(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """Bool [B, G]: columns of the row that hold the mask token."""
+  return (state.canvas == cfg.model.mask_id) & state.canvas_valid
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+  """The token that each decision row would commit."""
+
+  token: Array  # int32 [B, R]
+  gap: Array  # float32 [B, R], lead over the second best candidate, noise included
+  confidence: Array  # float32 [B, R], log-odds of the clean logits
+  exact: Array  # bool [B], whether only written rows depend on the gap
+
+
+def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) -> Candidates:
+  """Candidates of `wino` and `llada`.
+
+  The token is the argmax of z + temperature * Gumbel noise. With `never` the mask token is no candidate but stays in
+  the softmax that the confidence comes from; a suppressed end token is in neither. The confidence is that of the clean
+  logits, whatever the temperature.
+
+  Args:
+    state: the current state.
+    index: int32 [B, R].
+    z: float32 [B, R, V].
+    cfg: the program's config.
+  """
+  ids = jnp.arange(cfg.model.vocab_size)
+  if cfg.suppress_eos:
+    z = jnp.where(ids == cfg.model.eos_id, -jnp.inf, z)
+  keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
+  choice = numerics.add_gumbel(z, state.knobs.temperature, keys)
+  if not cfg.allows_mask:
+    choice = jnp.where(ids == cfg.model.mask_id, -jnp.inf, choice)
+  token, gap = numerics.best_token(choice)
+  confidence = numerics.log_odds(z, token)
+  # Where the confidence does not change continuously as the best token changes, every candidate must hold.
+  exact = state.knobs.temperature <= 0
+  if cfg.defer_end:
+    confidence = jnp.where(is_any(token, end_tokens(cfg)), -jnp.inf, confidence)
+    exact = jnp.zeros_like(exact)
+  return Candidates(token=token, gap=gap, confidence=confidence, exact=exact)
+
+
+def end_tokens(cfg: DecodeConfig) -> tuple[int, ...]:
+  """The config's end tokens, the model's own where none were named."""
+  return cfg.end_ids or (cfg.model.eos_id,)
+
+
+def is_any(tokens: Array, ids: tuple[int, ...]) -> Array:
+  """Bool of the shape of `tokens`: whether each is one of the ids."""
+  return jnp.any(tokens[..., None] == jnp.asarray(ids, tokens.dtype), axis=-1)
+
+
+def argmax_margin(chosen: Candidates, written: Array, eligible: Array) -> Array:
+  """Half of the smallest lead among the candidates that matter, float32 [B]."""
+  matters = jnp.where(chosen.exact[:, None], written, eligible)
+  return numerics.smallest(chosen.gap, matters) / 2
+
+
+def threshold_margin(confidence: Array, threshold: Array, eligible: Array) -> Array:
+  """Half of the smallest distance of log-odds [B, R] to that of a threshold [B], float32 [B]."""
+  bound = numerics.logit(threshold)[:, None]
+  gap = jnp.abs(numerics.distance(confidence, bound))
+  return numerics.smallest(gap, eligible) / 2

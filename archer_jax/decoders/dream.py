@@ -1,0 +1,186 @@
+"""Dream's decoder: the canvas is one block, a linear time schedule says how many tokens a step writes.
+
+With t = linspace(1, 1e-3, steps + 1), step i writes floor(masks * (1 - t[i+1] / t[i])) tokens, the last step all that
+are left; the count is each row's own. `origin` writes every mask with probability 1 - t[i+1] / t[i] instead. Logits
+are divided by the temperature and filtered by top_p, then top_k, before tokens and scores are taken from them.
+(Dream 7B, arXiv 2508.15487, and its public generation code.)
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+from archer_jax import numerics
+from archer_jax.config import DecodeConfig
+from archer_jax.decoders import base
+from archer_jax.types import DecodeState
+
+_EPS = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Filtered:
+  """Logits after temperature and filters."""
+
+  choice: Array  # float32 [B, R, V], minus infinity where a token may not be written
+  full: Array  # float32 [B, R, V], the same with the mask token in it: what probabilities are taken from
+  cut_margin: Array  # float32 [B, R], margin of the filters' cuts, in units of the scaled logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Dream(base.Decoder):
+  """The decoder of shifted models; it never takes a token back."""
+
+  stops_within_block: ClassVar[bool] = True
+
+  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    return jnp.broadcast_to(jnp.arange(cfg.canvas_length, dtype=jnp.int32), state.canvas.shape)
+
+  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
+    knobs = state.knobs
+    eligible = base.mask_positions(state, cfg)
+    sampled = knobs.temperature > 0
+    scale = jnp.where(sampled, knobs.temperature, jnp.float32(1))
+    kept = _filter(logits / scale[:, None, None], knobs.top_p, knobs.top_k, cfg)
+    keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
+    noise_scale = jnp.where(sampled, jnp.float32(1), jnp.float32(0))
+    token, gap = numerics.best_token(numerics.add_gumbel(kept.choice, noise_scale, keys))
+
+    share, last = _schedule(state)
+    if cfg.alg == 'origin':
+      uniform = _uniform(state, index)
+      write = eligible & ((uniform < share[:, None]) | last[:, None])
+      rank_margin = jnp.full_like(share, jnp.inf)
+      depends = write
+    else:
+      n_masks = jnp.sum(eligible, axis=1, dtype=jnp.int32)
+      n_write = jnp.floor(n_masks.astype(jnp.float32) * share).astype(jnp.int32)
+      n_write = jnp.where(last, n_masks, n_write)
+      score, slope = _score(state, index, token, kept, cfg)
+      write = eligible & (numerics.rank_descending(score, eligible) < n_write[:, None])
+      rank_margin = numerics.cut_gap(score, write, eligible) / (2 * slope)
+      # Scores compare all positions only while there is a choice among them.
+      chosen_among = jnp.any(write, axis=1) & jnp.any(eligible & ~write, axis=1)
+      depends = jnp.where(chosen_among[:, None], eligible, write)
+
+    argmax_of = jnp.where(sampled[:, None], depends, write)
+    # Without sampling the best token survives every cut, so that the cuts matter to the scores alone.
+    cuts_of = jnp.where(sampled[:, None], depends, depends & (cfg.alg != 'origin'))
+    margin = jnp.minimum(numerics.smallest(gap, argmax_of) / 2, rank_margin)
+    # A change e of the logits is a change e / scale of the scaled ones.
+    margin = scale * jnp.minimum(margin, numerics.smallest(kept.cut_margin, cuts_of))
+
+    accepted = write
+    canvas = jnp.where(write, token, state.canvas)
+    left = (canvas == cfg.model.mask_id) & state.canvas_valid
+    return base.Update(
+      canvas=canvas,
+      accepted=accepted,
+      remasked=jnp.zeros_like(accepted),
+      block_done=last | ~jnp.any(left, axis=1),
+      margin=margin,
+      pending=state.pending,
+      last_accept=state.last_accept,
+    )
+
+
+def _schedule(state: DecodeState) -> tuple[Array, Array]:
+  """The share of its masks that each row writes in this step, float32 [B], and whether it is the row's last step."""
+  steps = state.knobs.steps.astype(jnp.float32)
+  slope = jnp.float32(_EPS - 1) / steps
+  now = 1 + slope * state.row_step.astype(jnp.float32)
+  then = 1 + slope * (state.row_step + 1).astype(jnp.float32)
+  return 1 - then / now, state.row_step + 1 >= state.knobs.steps
+
+
+def _uniform(state: DecodeState, index: Array) -> Array:
+  keys = numerics.position_keys(state.seed, numerics.ORDER_STREAM, state.row_step, index)
+  return jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
+
+
+def _filter(z: Array, top_p: Array, top_k: Array, cfg: DecodeConfig) -> _Filtered:
+  """Nucleus, then top-k filter of scaled logits [B, R, V].
+
+  With `never` the mask token is no candidate of either filter, but its logit stays among those that probabilities are
+  taken from.
+  """
+  is_mask = jnp.arange(z.shape[-1]) == cfg.model.mask_id
+  choice = z if cfg.allows_mask else jnp.where(is_mask, -jnp.inf, z)
+
+  def filtered():
+    # Both filters keep the best n tokens, so that one sort gives both cuts.
+    ordered = -jnp.sort(-choice, axis=-1)
+    mass = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1)
+    active_p = (top_p < 1)[:, None]
+    active_k = (top_k > 0)[:, None]
+    # A token stays while the mass before it is at most top_p; the best one always does.
+    n_p = 1 + jnp.sum(mass[..., :-1] <= top_p[:, None, None], axis=-1, dtype=jnp.int32)
+    n_p = jnp.where(active_p, n_p, z.shape[-1])
+    n_k = jnp.where(active_k, jnp.minimum(top_k, z.shape[-1])[:, None], z.shape[-1])
+    pick = lambda values, n: jnp.take_along_axis(values, jnp.clip(n, 0, z.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+
+    def cut(n):
+      return jnp.where(n < z.shape[-1], numerics.distance(pick(ordered, n - 1), pick(ordered, n)), jnp.inf) / 2
+
+    def mass_margin(n):
+      gap = jnp.abs(numerics.logit(pick(mass, n)) - numerics.logit(top_p)[:, None]) / 2
+      return jnp.where((n >= 0) & (n < z.shape[-1] - 1), gap, jnp.inf)
+
+    margin_p = jnp.minimum(cut(n_p), jnp.minimum(mass_margin(n_p - 1), mass_margin(n_p - 2)))
+    # top_k counts among the tokens that top_p left, and binds only below their number.
+    margin_k = jnp.where(n_k < n_p, cut(n_k), jnp.inf)
+    n = jnp.minimum(n_p, n_k)
+    limit = pick(ordered, n - 1)
+    margin = jnp.minimum(jnp.where(active_p, margin_p, jnp.inf), jnp.where(active_k, margin_k, jnp.inf))
+    active = active_p | active_k
+    return jnp.where(active[..., None] & (choice < limit[..., None]), -jnp.inf, choice), margin
+
+  nothing = lambda: (choice, jnp.full(z.shape[:-1], jnp.inf, z.dtype))
+  kept, cut_margin = jax.lax.cond(jnp.any((top_p < 1) | (top_k > 0)), filtered, nothing)
+  full = kept if cfg.allows_mask else jnp.where(is_mask, z, kept)
+  return _Filtered(choice=kept, full=full, cut_margin=cut_margin)
+
+
+def _score(state: DecodeState, index: Array, token: Array, kept: _Filtered, cfg: DecodeConfig) -> tuple[Array, Array]:
+  """Order of the positions.
+
+  Returns:
+    float32 [B, R] scores, higher is written first, and float32 [B], the largest change of a score under a change of
+    the scaled logits with (max - min) / 2 = 1.
+  """
+  odds = numerics.log_odds(kept.full, token)
+  if cfg.alg == 'topk_margin':
+    best, _ = numerics.best_token(kept.choice)
+    others = jnp.where(jnp.arange(kept.choice.shape[-1]) == best[..., None], -jnp.inf, kept.choice)
+    second, _ = numerics.best_token(others)
+    first_p = jax.nn.sigmoid(numerics.log_odds(kept.full, best))
+    score = first_p - jax.nn.sigmoid(numerics.log_odds(kept.full, second))
+    slope = 1.0
+  elif cfg.alg == 'entropy':
+    log_p = jax.nn.log_softmax(kept.choice, axis=-1)
+    score = jnp.sum(jnp.where(jnp.isneginf(log_p), 0.0, jnp.exp(log_p) * log_p), axis=-1)
+    slope = entropy_slope(cfg.model.vocab_size)
+  else:
+    score, slope = odds, 2.0
+  alg_temp = state.knobs.alg_temp[:, None]
+  if cfg.alg == 'maskgit_plus':
+    # With noise the published weights are powers of e^p, so that here the probability itself is the score.
+    score = jnp.where(alg_temp > 0, jax.nn.sigmoid(odds), score)
+  noise = numerics.position_gumbel(state.seed, numerics.ALG_TEMP_STREAM, state.row_step, index)
+  score = score + jnp.where(alg_temp > 0, alg_temp * noise, jnp.float32(0))
+  if cfg.alg == 'maskgit_plus':
+    return score, jnp.where(state.knobs.alg_temp > 0, jnp.float32(0.5), jnp.float32(slope))
+  return score, jnp.full_like(state.knobs.alg_temp, slope)
+
+
+def entropy_slope(vocab_size: int) -> float:
+  """L_V = max over q of 2 q (1 - q) (log(V - 1) + logit q), the steepest change of the entropy of V tokens.
+
+  It belongs to the distribution with one token at q and the others equal, changed along that token.
+  """
+  q = np.linspace(1e-6, 1 - 1e-6, 1_000_001)
+  return float(np.max(2 * q * (1 - q) * (np.log(vocab_size - 1) + np.log(q / (1 - q)))))

@@ -1,0 +1,101 @@
+"""WINO: commit what is confident, verify it leave-one-out, take back what is doubtful (arXiv 2507.18578).
+
+The rule is that of the public code, for rows of a batch. In a step with n positions pending, all whose probability is
+above `threshold` are committed, at most clip(floor(0.7 n), 5, max_accept) of them, at least the best one. If more than
+one was committed, the tokens of the block that stood there before the step and whose probability in the shadow's view
+is below `threshold_back` are re-masked, the lowest first and at most one less than the step before committed.
+"""
+
+import dataclasses
+
+from jax import Array
+import jax.numpy as jnp
+
+from archer_jax import numerics
+from archer_jax.config import DecodeConfig
+from archer_jax.decoders import base
+from archer_jax.types import DecodeState
+
+# The re-mask bound of a block's first step, as in the public code. Nothing stands in a fresh block, so it never binds
+# there except where `official` mask prediction entered a block with tokens in it.
+_FIRST_LAST_ACCEPT = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Wino(base.Decoder):
+  """The revocable decoder."""
+
+  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    return base.block_decision_index(state, cfg)
+
+  def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    """A block needs at most as many steps as positions were pending at its start.
+
+    (pending + last_accept) falls by at least one in every step. With `never` these are gen_length over all blocks;
+    with `official` a block may also take up every column before it.
+    """
+    return state.gen_length * (base.block_count(state.gen_length, cfg) if cfg.allows_mask else 1)
+
+  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> DecodeState:
+    before_end = jnp.arange(cfg.canvas_length)[None] < base.block_end(state, cfg)[:, None]
+    return dataclasses.replace(
+      state,
+      pending=base.mask_positions(state, cfg) & before_end,
+      last_accept=jnp.full_like(state.last_accept, _FIRST_LAST_ACCEPT),
+    )
+
+  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
+    knobs = state.knobs
+    rows = index.shape[1]
+    eligible = base.from_canvas(state.pending, index, False)
+    chosen = base.candidates(state, index, logits[:, :rows], cfg)
+    confidence = chosen.confidence
+
+    n_pending = jnp.sum(eligible, axis=1, dtype=jnp.int32)
+    # The public code takes the product in float32.
+    share = jnp.floor(jnp.float32(0.7) * n_pending.astype(jnp.float32)).astype(jnp.int32)
+    cap = jnp.minimum(jnp.maximum(share, 5), knobs.max_accept)
+    passed = eligible & (confidence > numerics.logit(knobs.threshold)[:, None])
+    n_passed = jnp.sum(passed, axis=1, dtype=jnp.int32)
+    n_accept = jnp.minimum(jnp.clip(n_passed, 1, cap), n_pending)
+    accept = eligible & (numerics.rank_descending(confidence, eligible) < n_accept[:, None])
+
+    # Verification: what stood in the block before this step, judged by the rows that cannot see it.
+    twin = base.block_index(state, cfg)
+    in_block = twin < base.block_end(state, cfg)[:, None]
+    standing = in_block & ~base.from_canvas(state.pending, twin, True)
+    support = numerics.log_odds(logits[:, rows:], base.from_canvas(state.canvas, twin, 0))
+    doubtful = standing & (support < numerics.logit(knobs.threshold_back)[:, None])
+    n_doubtful = jnp.sum(doubtful, axis=1, dtype=jnp.int32)
+    verified = (n_accept > 1) & (state.last_accept > 1)
+    capped = n_doubtful >= state.last_accept
+    n_remask = jnp.where(n_accept > 1, jnp.minimum(n_doubtful, state.last_accept - 1), 0)
+    remask = standing & (numerics.rank_descending(-support, standing) < n_remask[:, None])
+
+    rank_binds = (n_passed > cap) | (n_passed == 0)
+    margin = jnp.minimum(
+      base.threshold_margin(confidence, knobs.threshold, eligible),
+      base.argmax_margin(chosen, accept, eligible),
+    )
+    margin = jnp.minimum(margin, jnp.where(rank_binds, numerics.cut_gap(confidence, accept, eligible) / 4, jnp.inf))
+    margin_back = jnp.minimum(
+      base.threshold_margin(support, knobs.threshold_back, standing),
+      jnp.where(capped, numerics.cut_gap(-support, remask, standing) / 4, jnp.inf),
+    )
+    margin = jnp.minimum(margin, jnp.where(verified, margin_back, jnp.inf))
+
+    nothing = jnp.zeros_like(state.pending)
+    accepted = base.to_canvas(accept, index, accept, nothing)
+    remasked = base.to_canvas(remask, twin, remask, nothing)
+    canvas = base.to_canvas(chosen.token, index, accept, state.canvas)
+    canvas = jnp.where(remasked, cfg.model.mask_id, canvas)
+    pending = (state.pending & ~accepted) | remasked
+    return base.Update(
+      canvas=canvas,
+      accepted=accepted,
+      remasked=remasked,
+      block_done=~jnp.any(pending, axis=1),
+      margin=margin,
+      pending=pending,
+      last_accept=n_accept,
+    )
