@@ -1,0 +1,296 @@
+"""What a reuse step saves: milliseconds per refresh and per reuse step of the compiled loop, beside counted operations.
+
+    python benchmarks/reuse.py [--json FILE] [--pairs 30]
+
+Every comparison alternates two programs in one process and reports the median of the per-pair ratios with its 95 %
+interval. Operations are those of the matrix products, counted from the traced program.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import json
+import math
+import os
+import time
+
+from absl import app
+from absl import flags
+import jax
+import jax.extend
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from archer_jax import cache
+from archer_jax import decode
+from archer_jax.config import DecodeConfig
+from archer_jax.config import ModelConfig
+from archer_jax.decoders import DECODERS
+from archer_jax.model import init_params
+from archer_jax.types import DecodeState
+from archer_jax.types import Knobs
+
+_JSON = flags.DEFINE_string('json', None, 'write the figures to this file')
+_PAIRS = flags.DEFINE_integer('pairs', 30, 'alternating pairs per comparison', lower_bound=3)
+_STEPS = flags.DEFINE_integer('steps', 4, 'loop steps per measurement', lower_bound=1)
+_ONLY = flags.DEFINE_enum('only', None, ['shapes', 'mixed', 'rate'], 'run one part')
+
+SHAPES = ((256, 64, 64), (512, 128, 64), (1024, 128, 64))
+
+
+def model_config(d_model: int, n_layers: int, n_heads: int, d_ff: int, vocab_size: int) -> ModelConfig:
+  return ModelConfig(
+      family='llada',
+      vocab_size=vocab_size,
+      d_model=d_model,
+      n_layers=n_layers,
+      n_heads=n_heads,
+      n_kv_heads=n_heads,
+      head_dim=d_model // n_heads,
+      d_ff=d_ff,
+      rope_theta=500_000.0,
+      norm_eps=1e-5,
+      qkv_bias=False,
+      max_length=4096,
+      mask_id=vocab_size - 1,
+      eos_id=vocab_size - 2,
+      pad_id=vocab_size - 2,
+      logit_alignment='same_position',
+  )
+
+
+SMALL = model_config(256, 6, 4, 704, 512)  # 5.1M parameters
+RATED = model_config(384, 6, 6, 1024, 8000)
+
+
+def matmul_flops(jaxpr: jax.extend.core.Jaxpr) -> int:
+  """Floating-point operations of the matrix products of a program without loops."""
+  total = 0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      (contract, _), _ = equation.params['dimension_numbers']
+      left = equation.invars[0].aval.shape
+      total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contract)
+    for value in equation.params.values():
+      inner = getattr(value, 'jaxpr', value)
+      if hasattr(inner, 'eqns'):
+        total += matmul_flops(inner)
+  return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One model at one shape; both kinds of step, in the loop and bare."""
+
+  config: ModelConfig
+  prompt: int
+  canvas: int
+  block: int
+  batch: int = 1
+
+  @functools.cached_property
+  def cfg(self) -> DecodeConfig:
+    return DecodeConfig(model=self.config, decoder='wino', canvas_length=self.canvas, block_length=self.block)
+
+  @functools.cached_property
+  def params(self) -> dict:
+    return init_params(self.config, jax.random.key(0))
+
+  def state(self, interval: int, rows: int | None = None) -> DecodeState:
+    """A state after its first refresh; the first `rows` rows refresh at every `interval` steps, the rest never."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, self.config.vocab_size - 2, (self.batch, self.prompt))
+    intervals = np.where(np.arange(self.batch) < (self.batch if rows is None else rows), interval, 0)
+    # A threshold of 1 commits one token a step, so that no row ends while it is measured.
+    knobs = Knobs.make(self.batch, gen_length=self.canvas, threshold=1.0, refresh_interval=intervals)
+    valid = jnp.ones(tokens.shape, bool)
+    state = decode.init_state(jnp.asarray(tokens), valid, knobs, np.arange(self.batch), cfg=self.cfg)
+    return self.loop(state, 1)
+
+  @functools.cached_property
+  def _loop(self):
+    def run(params, state, steps):
+      return lax.fori_loop(0, steps, lambda _, s: decode.decode_step(params, s, cfg=self.cfg), state)
+
+    return jax.jit(run, donate_argnames='state')
+
+  def loop(self, state: DecodeState, steps: int) -> DecodeState:
+    return jax.block_until_ready(self._loop(self.params, state, steps))
+
+  def bare(self, kind: str) -> Callable:
+    """The forward alone, with the logits of the decision rows: `refresh` or `reuse`."""
+
+    def refresh(params, state, index):
+      need = jnp.ones((self.batch,), bool)
+      return cache._refresh(params, state, state.prompt_tokens, state.cache, need, index, self.cfg)
+
+    def reuse(params, state, index):
+      return cache._reuse(params, state, state.prompt_tokens, state.cache, index, self.cfg)
+
+    return {'refresh': refresh, 'reuse': reuse}[kind]
+
+  def flops(self, kind: str) -> int:
+    state = self.state(0)
+    index = DECODERS['wino'].decision_index(state, self.cfg)
+    return matmul_flops(jax.make_jaxpr(self.bare(kind))(self.params, state, index).jaxpr)
+
+  def bare_timer(self, kind: str) -> Callable[[], float]:
+    state = self.state(0)
+    index = DECODERS['wino'].decision_index(state, self.cfg)
+    run = jax.jit(self.bare(kind))
+    return lambda: timed(lambda: jax.block_until_ready(run(self.params, state, index)))
+
+  def loop_timer(self, interval: int, rows: int | None = None) -> Callable[[], float]:
+    """Seconds per step of the compiled loop."""
+    steps = _STEPS.value
+    holder = {'state': self.state(interval, rows), 'left': self.canvas - 1}
+
+    def run() -> float:
+      if holder['left'] <= steps:
+        holder.update(state=self.state(interval, rows), left=self.canvas - 1)
+      holder['left'] -= steps
+
+      def advance():
+        holder['state'] = self.loop(holder['state'], steps)
+
+      return timed(advance) / steps
+
+    return run
+
+
+def timed(run: Callable[[], object]) -> float:
+  start = time.perf_counter()
+  run()
+  return time.perf_counter() - start
+
+
+def alternate(timers: dict[str, Callable[[], float]], pairs: int) -> dict[str, np.ndarray]:
+  """Seconds of each program, the programs taking turns."""
+  for timer in timers.values():
+    timer()
+  rounds = [{name: timer() for name, timer in timers.items()} for _ in range(pairs)]
+  return {name: np.array([r[name] for r in rounds]) for name in timers}
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
+  """Median of the per-pair ratios with its 95 % interval from order statistics."""
+  values = np.sort(above / below)
+  n = len(values)
+  # The rank interval of a median: binomial(n, 1/2) within its 2.5 % tails, by its normal approximation.
+  half = 1.96 * math.sqrt(n) / 2
+  low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half) - 1)
+  return {'median': float(np.median(values)), 'low': float(values[low]), 'high': float(values[high])}
+
+
+def show(r: dict[str, float]) -> str:
+  return f'{r["median"]:.2f} [{r["low"]:.2f}, {r["high"]:.2f}]'
+
+
+def shapes(pairs: int) -> list[dict]:
+  print('\nrefresh and reuse steps, 5M parameters, batch 1')
+  print(
+      f'{"P, G, B":>14} {"refresh ms":>10} {"reuse ms":>9} {"measured ratio":>20} {"counted":>8} '
+      f'{"quotient":>19} {"loop/bare refresh":>20} {"loop/bare reuse":>20}'
+  )
+  records = []
+  for prompt, canvas, block in SHAPES:
+    case = Case(SMALL, prompt, canvas, block)
+    times = alternate(
+        {
+            'refresh': case.loop_timer(1),
+            'bare_refresh': case.bare_timer('refresh'),
+            'reuse': case.loop_timer(0),
+            'bare_reuse': case.bare_timer('reuse'),
+        },
+        pairs,
+    )
+    counted = case.flops('refresh') / case.flops('reuse')
+    measured = ratio(times['refresh'], times['reuse'])
+    record = {
+        'prompt': prompt,
+        'canvas': canvas,
+        'block': block,
+        **{f'{name}_ms': 1e3 * float(np.median(values)) for name, values in times.items()},
+        'measured': measured,
+        'counted': counted,
+        'quotient': {name: value / counted for name, value in measured.items()},
+        'loop_over_bare_refresh': ratio(times['refresh'], times['bare_refresh']),
+        'loop_over_bare_reuse': ratio(times['reuse'], times['bare_reuse']),
+    }
+    records.append(record)
+    print(
+        f'{f"{prompt}, {canvas}, {block}":>14} {record["refresh_ms"]:10.1f} {record["reuse_ms"]:9.1f} '
+        f'{show(measured):>20} {counted:8.2f} {show(record["quotient"]):>19} '
+        f'{show(record["loop_over_bare_refresh"]):>20} {show(record["loop_over_bare_reuse"]):>20}',
+        flush=True,
+    )
+  return records
+
+
+def mixed(pairs: int) -> list[dict]:
+  print('\nmixed batches: rows of 4 that refresh in every step, (512, 128, 64), 5M parameters')
+  case = Case(SMALL, 512, 128, 64, batch=4)
+  times = alternate({str(rows): case.loop_timer(1, rows) for rows in (0, 1, 2, 4)}, pairs)
+  records = []
+  for rows, values in times.items():
+    relative = ratio(values, times['0'])
+    records.append({'refreshing': int(rows), 'ms': 1e3 * float(np.median(values)), 'over_none': relative})
+    print(f'{rows:>14} rows {records[-1]["ms"]:8.1f} ms {show(relative):>20} of none', flush=True)
+  return records
+
+
+def best_matmul(pairs: int) -> Callable[[], float]:
+  """Times one large product; the rate is 2 n^3 over it."""
+  a = jnp.asarray(np.random.default_rng(0).normal(size=(1536, 1536)), jnp.float32)
+  product = jax.jit(jnp.matmul)
+  del pairs
+  return lambda: timed(lambda: product(a, a).block_until_ready())
+
+
+def rates(pairs: int) -> dict:
+  print('\nfloating-point rate, d_model 384, 6 layers, 6 heads, d_ff 1024, vocabulary 8000, (512, 128, 64), batch 1')
+  case = Case(RATED, 512, 128, 64)
+  times = alternate(
+      {'refresh': case.loop_timer(1), 'reuse': case.loop_timer(0), 'matmul': best_matmul(pairs)}, pairs
+  )
+  flops = {'refresh': case.flops('refresh'), 'reuse': case.flops('reuse'), 'matmul': 2 * 1536**3}
+  best = flops['matmul'] / times['matmul']
+  # The best rate of the whole run is the bar, not that of the same moment.
+  ceiling = float(np.quantile(best, 0.9))
+  record = {'best_matmul_gflops': ceiling / 1e9}
+  print(f'{"large matmul":>14} {ceiling / 1e9:28.1f} GFLOP/s (upper decile)')
+  for kind in ('refresh', 'reuse'):
+    rate = flops[kind] / times[kind]
+    record[kind] = {
+        'ms': 1e3 * float(np.median(times[kind])),
+        'gflop': flops[kind] / 1e9,
+        'share_of_paired_matmul': ratio(rate, best),
+        'share_of_best': float(np.median(rate)) / ceiling,
+    }
+    r = record[kind]
+    print(
+        f'{kind:>14} {r["ms"]:8.1f} ms {r["gflop"]:6.2f} GFLOP; share of the matmul beside it '
+        f'{show(r["share_of_paired_matmul"])}, of the best {r["share_of_best"]:.2f}',
+        flush=True,
+    )
+  return record
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  load = os.getloadavg()
+  print(f'load average {load[0]:.2f}, {os.cpu_count()} cores, {jax.devices()[0].platform}, jax {jax.__version__}')
+  result = {'load_average': load, 'platform': jax.devices()[0].platform, 'pairs': _PAIRS.value}
+  for name, part in (('shapes', shapes), ('mixed', mixed), ('rate', rates)):
+    if _ONLY.value in (None, name):
+      result[name] = part(_PAIRS.value)
+  result['load_average_after'] = os.getloadavg()
+  print(f'load average after {result["load_average_after"][0]:.2f}')
+  if _JSON.value:
+    with open(_JSON.value, 'w') as file:
+      json.dump(result, file, indent=1)
+
+
+if __name__ == '__main__':
+  app.run(main)

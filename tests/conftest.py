@@ -1,0 +1,38 @@
+"""Eight devices on the CPU, strict dtypes, and the golden checkpoints as fixtures."""
+
+import warnings
+
+from golden_data import GOLDENS
+from golden_data import Golden
+from golden_data import read_cases
+import jax
+import pytest
+
+from archer_jax import checkpoint
+from archer_jax.convert import convert
+
+# Before anything makes JAX look for its devices.
+jax.config.update('jax_platforms', 'cpu')
+jax.config.update('jax_num_cpu_devices', 8)
+# A silent promotion to float32 in a bfloat16 program is a fault.
+jax.config.update('jax_numpy_dtype_promotion', 'strict')
+
+
+def _golden(name, folder):
+  with warnings.catch_warnings():
+    warnings.filterwarnings('ignore', message='.*no tokenizer files')
+    convert(GOLDENS / name, folder)
+  _, params, _ = checkpoint.load(folder)
+  return Golden(path=folder, config=checkpoint.read_manifest(folder).config, params=params, cases=read_cases(name))
+
+
+@pytest.fixture(scope='session')
+def llada_tiny(tmp_path_factory):
+  """LLaDA golden through converter and loader, float32 on one device."""
+  return _golden('llada_tiny', tmp_path_factory.mktemp('golden') / 'llada_tiny')
+
+
+@pytest.fixture(scope='session')
+def dream_tiny(tmp_path_factory):
+  """Dream golden, likewise."""
+  return _golden('dream_tiny', tmp_path_factory.mktemp('golden') / 'dream_tiny')

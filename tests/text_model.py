@@ -1,0 +1,71 @@
+"""A tiny random checkpoint with a character tokenizer and a chat template, for tests that need text."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from archer_jax import checkpoint
+from archer_jax.config import ModelConfig
+from archer_jax.model import init_params
+from archer_jax.training.char_tokenizer import EOS
+from archer_jax.training.char_tokenizer import MASK
+from archer_jax.training.char_tokenizer import PAD
+from archer_jax.training.char_tokenizer import VOCAB
+from archer_jax.training.char_tokenizer import save_char_tokenizer
+
+CHAT_TEMPLATE = (
+  "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|eos|>{% endfor %}"
+  '{% if add_generation_prompt %}assistant: {% endif %}'
+)
+EXAMPLE = '12+3='
+CONFIG = ModelConfig(
+  family='llada',
+  vocab_size=len(VOCAB),
+  d_model=32,
+  n_layers=2,
+  n_heads=2,
+  n_kv_heads=2,
+  head_dim=16,
+  d_ff=48,
+  rope_theta=10000.0,
+  norm_eps=1e-5,
+  qkv_bias=False,
+  max_length=256,
+  mask_id=VOCAB[MASK],
+  eos_id=VOCAB[EOS],
+  pad_id=VOCAB[PAD],
+  logit_alignment='same_position',
+)
+
+
+def save_text_model(
+  folder: Path, *, chat: bool = True, defaults: dict | None = None, broken: bool = False, eos_bias: float = 0.0
+) -> Path:
+  """Writes the checkpoint to `folder`.
+
+  Args:
+    folder: made here.
+    chat: whether there is a chat template.
+    defaults: recommended settings in the manifest.
+    broken: whether a weight is no number.
+    eos_bias: how much more the end token is wanted than chance has it.
+  """
+  tokenizer = folder.with_name(f'{folder.name}-tokenizer')
+  save_char_tokenizer(tokenizer)
+  if chat:
+    file = tokenizer / 'tokenizer_config.json'
+    file.write_text(json.dumps({**json.loads(file.read_text()), 'chat_template': CHAT_TEMPLATE}))
+  params = init_params(CONFIG, jax.random.key(0))
+  # Random weights of the usual size make every token as likely as the next; these make a model that is sure.
+  params = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
+  if eos_bias:
+    kernel = params['head']['kernel']
+    # A column along what every normed row shares a part of.
+    params['head']['kernel'] = kernel.at[:, CONFIG.eos_id].add(eos_bias * jnp.mean(kernel, axis=1))
+  if broken:
+    params['blocks_1']['mlp']['up_proj']['kernel'] = params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)
+  defaults = {'gen_length': 16, 'prompt': EXAMPLE} if defaults is None else defaults
+  checkpoint.save(folder, CONFIG, params, tokenizer_dir=tokenizer, defaults=defaults)
+  return folder
