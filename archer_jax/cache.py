@@ -95,8 +95,15 @@ def _head_rows(state: DecodeState, index: Array, canvas_start: int, cfg: DecodeC
   return canvas_start + jnp.concatenate([column, shadow], axis=1)
 
 
-def _refresh(params, state, prompt_tokens, cache, need, index, cfg):
-  """One pass over prompt, canvas and shadow; the rows in `need` take its prompt keys and values."""
+def refresh_forward(
+  params, state: DecodeState, prompt_tokens: Array, cache: PromptCache, need: Array, index: Array, cfg: DecodeConfig
+) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
+  """One pass over prompt, canvas and shadow; the rows in `need` [B] take its prompt keys and values.
+
+  Returns:
+    float32 logits [B, R + shadow_length, V] of the decision columns `index` [B, R] and the shadow, and per layer the
+    keys and the values [B, P, K, H] to keep.
+  """
   prompt_length = prompt_tokens.shape[1]
   sequence = _sequence(state, prompt_tokens, cfg)
   logits, fresh = Transformer(cfg.model).apply(
@@ -112,8 +119,10 @@ def _refresh(params, state, prompt_tokens, cache, need, index, cfg):
   return logits, k, v
 
 
-def _reuse(params, state, prompt_tokens, cache, index, cfg):
-  """One pass over canvas and shadow against the kept prompt keys and values."""
+def reuse_forward(
+  params, state: DecodeState, prompt_tokens: Array, cache: PromptCache, index: Array, cfg: DecodeConfig
+) -> Array:
+  """One pass over canvas and shadow against the kept prompt keys and values; logits as in `refresh_forward`."""
   prompt_length = prompt_tokens.shape[1]
   lead = _lead(prompt_length, cfg)
   start = prompt_length - lead
@@ -195,13 +204,13 @@ def forward(
 
   def refresh_all(kept):
     return [
-      _refresh(params, state, prompt, dataclasses.replace(cache, k=k, v=v), need, index, cfg)
+      refresh_forward(params, state, prompt, dataclasses.replace(cache, k=k, v=v), need, index, cfg)
       for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True)
     ]
 
   def reuse_all(kept):
     return [
-      (_reuse(params, state, prompt, dataclasses.replace(cache, k=k, v=v), index, cfg), k, v)
+      (reuse_forward(params, state, prompt, dataclasses.replace(cache, k=k, v=v), index, cfg), k, v)
       for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True)
     ]
 

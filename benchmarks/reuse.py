@@ -17,15 +17,17 @@ import time
 from absl import app
 from absl import flags
 import jax
-import jax.extend
 from jax import lax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from archer_jax import cache
-from archer_jax import decode
+from archer_jax.cache import refresh_forward
+from archer_jax.cache import reuse_forward
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
+from archer_jax.decode import decode_step
+from archer_jax.decode import init_state
 from archer_jax.decoders import DECODERS
 from archer_jax.model import init_params
 from archer_jax.types import DecodeState
@@ -41,22 +43,22 @@ SHAPES = ((256, 64, 64), (512, 128, 64), (1024, 128, 64))
 
 def model_config(d_model: int, n_layers: int, n_heads: int, d_ff: int, vocab_size: int) -> ModelConfig:
   return ModelConfig(
-      family='llada',
-      vocab_size=vocab_size,
-      d_model=d_model,
-      n_layers=n_layers,
-      n_heads=n_heads,
-      n_kv_heads=n_heads,
-      head_dim=d_model // n_heads,
-      d_ff=d_ff,
-      rope_theta=500_000.0,
-      norm_eps=1e-5,
-      qkv_bias=False,
-      max_length=4096,
-      mask_id=vocab_size - 1,
-      eos_id=vocab_size - 2,
-      pad_id=vocab_size - 2,
-      logit_alignment='same_position',
+    family='llada',
+    vocab_size=vocab_size,
+    d_model=d_model,
+    n_layers=n_layers,
+    n_heads=n_heads,
+    n_kv_heads=n_heads,
+    head_dim=d_model // n_heads,
+    d_ff=d_ff,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    qkv_bias=False,
+    max_length=4096,
+    mask_id=vocab_size - 1,
+    eos_id=vocab_size - 2,
+    pad_id=vocab_size - 2,
+    logit_alignment='same_position',
   )
 
 
@@ -105,13 +107,13 @@ class Case:
     # A threshold of 1 commits one token a step, so that no row ends while it is measured.
     knobs = Knobs.make(self.batch, gen_length=self.canvas, threshold=1.0, refresh_interval=intervals)
     valid = jnp.ones(tokens.shape, bool)
-    state = decode.init_state(jnp.asarray(tokens), valid, knobs, np.arange(self.batch), cfg=self.cfg)
+    state = init_state(jnp.asarray(tokens), valid, knobs, np.arange(self.batch), cfg=self.cfg)
     return self.loop(state, 1)
 
   @functools.cached_property
   def _loop(self):
     def run(params, state, steps):
-      return lax.fori_loop(0, steps, lambda _, s: decode.decode_step(params, s, cfg=self.cfg), state)
+      return lax.fori_loop(0, steps, lambda _, s: decode_step(params, s, cfg=self.cfg), state)
 
     return jax.jit(run, donate_argnames='state')
 
@@ -123,10 +125,10 @@ class Case:
 
     def refresh(params, state, index):
       need = jnp.ones((self.batch,), bool)
-      return cache._refresh(params, state, state.prompt_tokens, state.cache, need, index, self.cfg)
+      return refresh_forward(params, state, state.prompt_tokens, state.cache, need, index, self.cfg)
 
     def reuse(params, state, index):
-      return cache._reuse(params, state, state.prompt_tokens, state.cache, index, self.cfg)
+      return reuse_forward(params, state, state.prompt_tokens, state.cache, index, self.cfg)
 
     return {'refresh': refresh, 'reuse': reuse}[kind]
 
@@ -190,40 +192,40 @@ def show(r: dict[str, float]) -> str:
 def shapes(pairs: int) -> list[dict]:
   print('\nrefresh and reuse steps, 5M parameters, batch 1')
   print(
-      f'{"P, G, B":>14} {"refresh ms":>10} {"reuse ms":>9} {"measured ratio":>20} {"counted":>8} '
-      f'{"quotient":>19} {"loop/bare refresh":>20} {"loop/bare reuse":>20}'
+    f'{"P, G, B":>14} {"refresh ms":>10} {"reuse ms":>9} {"measured ratio":>20} {"counted":>8} '
+    f'{"quotient":>19} {"loop/bare refresh":>20} {"loop/bare reuse":>20}'
   )
   records = []
   for prompt, canvas, block in SHAPES:
     case = Case(SMALL, prompt, canvas, block)
     times = alternate(
-        {
-            'refresh': case.loop_timer(1),
-            'bare_refresh': case.bare_timer('refresh'),
-            'reuse': case.loop_timer(0),
-            'bare_reuse': case.bare_timer('reuse'),
-        },
-        pairs,
+      {
+        'refresh': case.loop_timer(1),
+        'bare_refresh': case.bare_timer('refresh'),
+        'reuse': case.loop_timer(0),
+        'bare_reuse': case.bare_timer('reuse'),
+      },
+      pairs,
     )
     counted = case.flops('refresh') / case.flops('reuse')
     measured = ratio(times['refresh'], times['reuse'])
     record = {
-        'prompt': prompt,
-        'canvas': canvas,
-        'block': block,
-        **{f'{name}_ms': 1e3 * float(np.median(values)) for name, values in times.items()},
-        'measured': measured,
-        'counted': counted,
-        'quotient': {name: value / counted for name, value in measured.items()},
-        'loop_over_bare_refresh': ratio(times['refresh'], times['bare_refresh']),
-        'loop_over_bare_reuse': ratio(times['reuse'], times['bare_reuse']),
+      'prompt': prompt,
+      'canvas': canvas,
+      'block': block,
+      **{f'{name}_ms': 1e3 * float(np.median(values)) for name, values in times.items()},
+      'measured': measured,
+      'counted': counted,
+      'quotient': {name: value / counted for name, value in measured.items()},
+      'loop_over_bare_refresh': ratio(times['refresh'], times['bare_refresh']),
+      'loop_over_bare_reuse': ratio(times['reuse'], times['bare_reuse']),
     }
     records.append(record)
     print(
-        f'{f"{prompt}, {canvas}, {block}":>14} {record["refresh_ms"]:10.1f} {record["reuse_ms"]:9.1f} '
-        f'{show(measured):>20} {counted:8.2f} {show(record["quotient"]):>19} '
-        f'{show(record["loop_over_bare_refresh"]):>20} {show(record["loop_over_bare_reuse"]):>20}',
-        flush=True,
+      f'{f"{prompt}, {canvas}, {block}":>14} {record["refresh_ms"]:10.1f} {record["reuse_ms"]:9.1f} '
+      f'{show(measured):>20} {counted:8.2f} {show(record["quotient"]):>19} '
+      f'{show(record["loop_over_bare_refresh"]):>20} {show(record["loop_over_bare_reuse"]):>20}',
+      flush=True,
     )
   return records
 
@@ -240,20 +242,17 @@ def mixed(pairs: int) -> list[dict]:
   return records
 
 
-def best_matmul(pairs: int) -> Callable[[], float]:
+def best_matmul() -> Callable[[], float]:
   """Times one large product; the rate is 2 n^3 over it."""
   a = jnp.asarray(np.random.default_rng(0).normal(size=(1536, 1536)), jnp.float32)
   product = jax.jit(jnp.matmul)
-  del pairs
   return lambda: timed(lambda: product(a, a).block_until_ready())
 
 
 def rates(pairs: int) -> dict:
   print('\nfloating-point rate, d_model 384, 6 layers, 6 heads, d_ff 1024, vocabulary 8000, (512, 128, 64), batch 1')
   case = Case(RATED, 512, 128, 64)
-  times = alternate(
-      {'refresh': case.loop_timer(1), 'reuse': case.loop_timer(0), 'matmul': best_matmul(pairs)}, pairs
-  )
+  times = alternate({'refresh': case.loop_timer(1), 'reuse': case.loop_timer(0), 'matmul': best_matmul()}, pairs)
   flops = {'refresh': case.flops('refresh'), 'reuse': case.flops('reuse'), 'matmul': 2 * 1536**3}
   best = flops['matmul'] / times['matmul']
   # The best rate of the whole run is the bar, not that of the same moment.
@@ -263,16 +262,16 @@ def rates(pairs: int) -> dict:
   for kind in ('refresh', 'reuse'):
     rate = flops[kind] / times[kind]
     record[kind] = {
-        'ms': 1e3 * float(np.median(times[kind])),
-        'gflop': flops[kind] / 1e9,
-        'share_of_paired_matmul': ratio(rate, best),
-        'share_of_best': float(np.median(rate)) / ceiling,
+      'ms': 1e3 * float(np.median(times[kind])),
+      'gflop': flops[kind] / 1e9,
+      'share_of_paired_matmul': ratio(rate, best),
+      'share_of_best': float(np.median(rate)) / ceiling,
     }
     r = record[kind]
     print(
-        f'{kind:>14} {r["ms"]:8.1f} ms {r["gflop"]:6.2f} GFLOP; share of the matmul beside it '
-        f'{show(r["share_of_paired_matmul"])}, of the best {r["share_of_best"]:.2f}',
-        flush=True,
+      f'{kind:>14} {r["ms"]:8.1f} ms {r["gflop"]:6.2f} GFLOP; share of the matmul beside it '
+      f'{show(r["share_of_paired_matmul"])}, of the best {r["share_of_best"]:.2f}',
+      flush=True,
     )
   return record
 
