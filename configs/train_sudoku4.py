@@ -34,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
   )
   config.train = ml_collections.ConfigDict(
     {
-      'steps': 600,
+      'steps': 500,
       'batch_size': 128,
       'prompt_length': 25,
       'answer_length': 16,
@@ -63,6 +63,7 @@ def get_config() -> ml_collections.ConfigDict:
       'gen_length': 16,
       'block_length': 16,
       'shadow': 'self',
+      'threshold': 0.9,
       'prompt': 'sudoku4:3102200002100320=',
     }
   )

@@ -65,7 +65,9 @@ def save_text_model(
     # A column along what every normed row shares a part of.
     params['head']['kernel'] = kernel.at[:, CONFIG.eos_id].add(eos_bias * jnp.mean(kernel, axis=1))
   if broken:
-    params['blocks_1']['mlp']['up_proj']['kernel'] = params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)
+    params['blocks_1']['mlp']['up_proj']['kernel'] = (
+      params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)
+    )
   defaults = {'gen_length': 16, 'prompt': EXAMPLE} if defaults is None else defaults
   checkpoint.save(folder, CONFIG, params, tokenizer_dir=tokenizer, defaults=defaults)
   return folder

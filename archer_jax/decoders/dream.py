@@ -157,8 +157,10 @@ def _score(state: DecodeState, index: Array, token: Array, kept: _Filtered, cfg:
     best, _ = numerics.best_token(kept.choice)
     others = jnp.where(jnp.arange(kept.choice.shape[-1]) == best[..., None], -jnp.inf, kept.choice)
     second, _ = numerics.best_token(others)
-    first_p = jax.nn.sigmoid(numerics.log_odds(kept.full, best))
-    score = first_p - jax.nn.sigmoid(numerics.log_odds(kept.full, second))
+    probability = lambda token: jax.nn.sigmoid(numerics.log_odds(kept.full, token))
+    # Where the filters leave one token, there is no second: its probability is 0.
+    alone = jnp.isneginf(jnp.max(others, axis=-1))
+    score = probability(best) - jnp.where(alone, jnp.float32(0), probability(second))
     slope = 1.0
   elif cfg.alg == 'entropy':
     log_p = jax.nn.log_softmax(kept.choice, axis=-1)

@@ -59,12 +59,11 @@ def attend(q: Array, k: Array, v: Array, attn_mask: Array) -> Array:
   # A mask of another rank would broadcast to something else without an error.
   assert attn_mask.shape == (batch, 1, length, keys), attn_mask.shape
   # The query heads of a kv head stand below one another, so that both products are plain batched matmuls.
-  q = q * jnp.asarray(head_dim**-0.5, q.dtype)
   q = jnp.moveaxis(q, 2, 1).reshape(batch, n_kv_heads, n_heads // n_kv_heads * length, head_dim)
   scores = jnp.einsum('bkth,bskh->bkts', q, k, preferred_element_type=jnp.float32)
   scores = scores.reshape(batch, n_heads, length, keys)
   # A large finite number, not minus infinity: a row without any key stays finite.
-  scores = jnp.where(attn_mask, scores, jnp.float32(-1e30))
+  scores = jnp.where(attn_mask, scores * jnp.float32(head_dim**-0.5), jnp.float32(-1e30))
   weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
   total = jnp.sum(weights, axis=-1, keepdims=True)
   weights = weights.astype(q.dtype).reshape(batch, n_kv_heads, -1, keys)

@@ -1,0 +1,1 @@
+"""What a person reads: the live view and the figures of a run."""

@@ -1,0 +1,292 @@
+"""The loop over batches, from requests to results; `generate` is its form for a list of prompts.
+
+Axes: B batch, G canvas, S trace steps.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from archer_jax.config import SHIFTED
+from archer_jax.config import DecodeConfig
+from archer_jax.decode import decode
+from archer_jax.jobs.batching import batch_config
+from archer_jax.jobs.batching import batch_state
+from archer_jax.jobs.batching import row_seed
+from archer_jax.jobs.requests import Refusal
+from archer_jax.jobs.requests import Request
+from archer_jax.jobs.requests import make_request
+from archer_jax.jobs.settings import Settings
+from archer_jax.jobs.settings import make_settings
+from archer_jax.model import Transformer
+from archer_jax.text import Tokenizer
+from archer_jax.types import DecodeState
+from archer_jax.types import Status
+
+# Fields of a result that stand in its record, in this order; `error` follows where there is one.
+RECORD_FIELDS = (
+  'id',
+  'text',
+  'token_ids',
+  'finish_reason',
+  'seed',
+  'prompt_tokens',
+  'generated_tokens',
+  'canvas_tokens',
+  'steps',
+  'nfe',
+  'refreshes',
+  'accepted',
+  'remasked',
+  'flip_flops',
+)
+# Names in a trace file -> fields of `types.Trace`.
+_TRACE_ARRAYS = {
+  'canvas_after_step': 'canvas',
+  'refresh_per_step': 'refresh',
+  'accept_per_step': 'accept',
+  'remask_per_step': 'remask',
+  'drift_per_step': 'drift',
+  'age_per_step': 'age',
+  'margin_per_step': 'margin',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+  """What became of one request.
+
+  Attributes:
+    index: its place in the input.
+    id: its name, by default the index.
+    text: the answer up to its first end token; empty without a tokenizer and after an error.
+    token_ids: the row's whole canvas, gen_length of them.
+    finish_reason: `stop` if an end token stands in the canvas, `length` if none does, `error`.
+    seed: the row's seed, which reproduces it; None for a request that was refused.
+    prompt_tokens, canvas_tokens: tokens of the prompt and of the canvas.
+    generated_tokens: tokens before the first end token, masks not counted.
+    steps, nfe, refreshes, accepted, remasked, flip_flops: see `types.Counters`.
+    error: what is wrong, if anything is.
+    rows_fed, rows_recomputed: token rows that went through the model for this request, and those that recomputing
+      everything in each of its steps would have taken; padding counts in neither.
+    trace: what was recorded of every step, if it was asked for.
+  """
+
+  index: int
+  id: Any
+  text: str = ''
+  token_ids: Sequence[int] = ()
+  finish_reason: str
+  seed: int | None = None
+  prompt_tokens: int = 0
+  generated_tokens: int = 0
+  canvas_tokens: int = 0
+  steps: int = 0
+  nfe: int = 0
+  refreshes: int = 0
+  accepted: int = 0
+  remasked: int = 0
+  flip_flops: int = 0
+  error: str | None = None
+  rows_fed: int = 0
+  rows_recomputed: int = 0
+  trace: Mapping[str, np.ndarray] | None = None
+
+  def record(self) -> dict[str, Any]:
+    """The result as it is written to a file."""
+    fields = {name: getattr(self, name) for name in RECORD_FIELDS}
+    return fields if self.error is None else {**fields, 'error': self.error}
+
+
+@dataclasses.dataclass
+class Timing:
+  """Where the time of a run went.
+
+  Attributes:
+    programs: what was compiled, by config and shape.
+    compile_seconds: tracing and compiling, or fetching what was compiled before.
+    decode_seconds: running.
+  """
+
+  programs: set[tuple[DecodeConfig, tuple[int, ...]]] = dataclasses.field(default_factory=set)
+  compile_seconds: float = 0.0
+  decode_seconds: float = 0.0
+
+
+def generate(
+  model: Transformer,
+  params: dict,
+  tokenizer: Tokenizer | None,
+  prompts: Iterable[str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any]],
+  *,
+  chat: bool = False,
+  decoder: str | None = None,
+  refresh: str = 'archer',
+  seed: int = 0,
+  batch_size: int = 8,
+  trace: bool = False,
+  **settings: Any,
+) -> list[Result]:
+  """Decodes prompts, one result each, in order.
+
+  Args:
+    model: from `archer_jax.load`, like the next two.
+    params: its parameters.
+    tokenizer: its tokenizer, or None if prompts are token ids.
+    prompts: texts, token ids, conversations (lists of `role` and `content`), or mappings with the keys of an input
+      record, which may carry a seed and knobs of their own. A prompt may be empty.
+    chat: whether a text is a user's turn of a conversation.
+    decoder: `wino`, `llada` or `dream`; by default that of the model's family.
+    refresh: `archer`, `always`, `once` or `interval`.
+    seed: the seed of prompt i is folded from it and i, so that equal prompts draw differently.
+    batch_size: rows decoded together; no result depends on it.
+    trace: whether results carry what was recorded of every step.
+    **settings: block_length, switches and knobs, see `jobs.settings.SETTINGS`.
+
+  Raises:
+    TypeError: a setting that there is not.
+    ValueError: a setting or a prompt that is wrong; a prompt is named by its index.
+  """
+  if isinstance(prompts, str | Mapping):
+    raise ValueError(f'prompts must be a list of prompts, got {prompts!r}')
+  if batch_size < 1:
+    raise ValueError(f'batch_size must be positive, got {batch_size}')
+  given = {'chat': chat, 'refresh': refresh, 'seed': seed, **settings}
+  run = make_settings(model.config, given if decoder is None else {**given, 'decoder': decoder})
+  requests = []
+  for index, prompt in enumerate(prompts):
+    try:
+      requests.append(make_request(_as_record(prompt), index, run, tokenizer, allow_empty=True))
+    except ValueError as error:
+      raise ValueError(f'prompts[{index}]: {error}') from error
+  batches = decode_requests(params, tokenizer, run, requests, batch_size=batch_size, trace=trace)
+  return list(itertools.chain.from_iterable(batches))
+
+
+def _as_record(prompt: Any) -> Mapping[str, Any]:
+  if isinstance(prompt, Mapping):
+    return prompt
+  if isinstance(prompt, str):
+    return {'prompt': prompt}
+  items = prompt.tolist() if isinstance(prompt, np.ndarray | jax.Array) else list(prompt)
+  if items and isinstance(items[0], Mapping):
+    return {'messages': items}
+  return {'prompt_ids': [int(item) if isinstance(item, np.integer) else item for item in items]}
+
+
+def decode_requests(
+  params: dict,
+  tokenizer: Tokenizer | None,
+  settings: Settings,
+  entries: Iterable[Request | Refusal],
+  *,
+  batch_size: int,
+  trace: bool = False,
+  decode: Callable[..., DecodeState] = decode,
+  timing: Timing | None = None,
+) -> Iterator[list[Result]]:
+  """Decodes batches of consecutive entries as they come; each batch's results are in order.
+
+  Args:
+    params: the model's parameters.
+    tokenizer: the checkpoint's, if it has one.
+    settings: the run's settings.
+    entries: requests, and refusals whose results are their errors.
+    batch_size: the most entries of a batch.
+    trace: whether results carry what was recorded of every step.
+    decode: what takes a state to its end.
+    timing: is told how long compiling and running took.
+  """
+  dtype = str(params['embedding'].dtype)
+  end_ids = (settings.model.eos_id,) if tokenizer is None else tokenizer.end_ids
+  timing = timing or Timing()
+  n_rows = None
+  entries = iter(entries)
+  while batch := list(itertools.islice(entries, batch_size)):
+    requests = [entry for entry in batch if isinstance(entry, Request)]
+    # The first batch decides; only an input that has ended leaves fewer rows than there will ever be.
+    n_rows = n_rows or (batch_size if len(batch) == batch_size else len(requests))
+    decoded = {}
+    if requests:
+      cfg = batch_config(requests, settings, dtype=dtype, end_ids=end_ids, trace=trace)
+      seeds = [row_seed(settings.seed, r.index) if r.seed is None else r.seed for r in requests]
+      state = _timed(decode, params, batch_state(requests, seeds, n_rows, cfg=cfg), cfg, timing)
+      # Of everything else the host needs nothing.
+      host = jax.device_get({name: getattr(state, name) for name in ('canvas', 'status', 'counters', 'trace')})
+      decoded = {
+        request.index: _result(request, seed, row, host, tokenizer, cfg)
+        for row, (request, seed) in enumerate(zip(requests, seeds, strict=True))
+      }
+    yield [
+      decoded[entry.index]
+      if isinstance(entry, Request)
+      else Result(index=entry.index, id=entry.id, finish_reason='error', error=entry.error)
+      for entry in batch
+    ]
+
+
+def _timed(decode, params, state: DecodeState, cfg: DecodeConfig, timing: Timing) -> DecodeState:
+  """Decodes and waits."""
+  program = (cfg, state.prompt_tokens.shape)
+  start = time.perf_counter()
+  state = decode(params, state, cfg=cfg)
+  # A jitted call comes back once it is compiled and under way.
+  called = time.perf_counter()
+  # Waiting in slices lets a keyboard interrupt through, which a wait inside XLA would hold up to the batch's end.
+  while not state.status.is_ready():
+    time.sleep(0.002)
+  if program not in timing.programs:
+    timing.programs.add(program)
+    timing.compile_seconds += called - start
+    start = called
+  timing.decode_seconds += time.perf_counter() - start
+  return state
+
+
+def _result(
+  request: Request, seed: int, row: int, host: Mapping[str, Any], tokenizer: Tokenizer | None, cfg: DecodeConfig
+) -> Result:
+  """The result of one row of a decoded batch."""
+  length, prompt = request.knobs['gen_length'], len(request.prompt_ids)
+  token_ids = host['canvas'][row, :length].tolist()
+  ends = [position for position, token in enumerate(token_ids) if token in cfg.end_ids]
+  counters = {
+    field.name: int(getattr(host['counters'], field.name)[row]) for field in dataclasses.fields(host['counters'])
+  }
+  steps, refreshes = counters['steps'], counters['refreshes']
+  error = None
+  if host['status'][row] == Status.NOT_FINITE:
+    error = f"the logits of step {steps} are not finite; check the checkpoint's weights"
+  trace = None
+  if host['trace'] is not None:
+    trace = {name: getattr(host['trace'], field)[row, :steps] for name, field in _TRACE_ARRAYS.items()}
+    trace['canvas_after_step'] = trace['canvas_after_step'][:, :length]
+  # A reuse step feeds canvas and shadow, and the last prompt row where the model reads a position from the row before.
+  lead = 1 if cfg.model.logit_alignment == SHIFTED and prompt else 0
+  fresh = length + cfg.shadow_length
+  streams = 2 if cfg.guidance else 1
+  return Result(
+    index=request.index,
+    id=request.id,
+    text='' if error or tokenizer is None else tokenizer.decode_text(token_ids),
+    token_ids=token_ids,
+    finish_reason='error' if error else 'stop' if ends else 'length',
+    seed=seed,
+    prompt_tokens=prompt,
+    generated_tokens=sum(token != cfg.model.mask_id for token in token_ids[: ends[0] if ends else length]),
+    canvas_tokens=length,
+    **counters,
+    error=error,
+    rows_fed=streams * (steps * fresh + refreshes * prompt + (steps - refreshes) * lead),
+    rows_recomputed=streams * steps * (fresh + prompt),
+    trace=trace,
+  )

@@ -1,0 +1,78 @@
+"""Results out: JSON lines and trace files, none of which ever replaces another file."""
+
+import json
+import os
+from pathlib import Path
+import re
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import TextIO
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from archer_jax.jobs.generate import Result
+
+# Longer names do not fit every file system.
+_PLAIN_NAME = re.compile(r'[A-Za-z0-9._-]{1,200}')
+
+
+def file_stem(id: Any, index: int) -> str:
+  """Name of a record's trace file: its id where that is a plain name, else its zero-padded index."""
+  text = str(id) if isinstance(id, str | int) and not isinstance(id, bool) else ''
+  return text if _PLAIN_NAME.fullmatch(text) else f'{index:08d}'
+
+
+def stats_file(output: str) -> Path:
+  """Where the figures of a run go that writes its records to `output`."""
+  return Path(f'{output}.stats.json')
+
+
+def check_new_file(field: str, path: Path) -> None:
+  """Raises ValueError if `path` exists or cannot be made; `field` is what the user called it."""
+  if path.exists() or path.is_symlink():
+    raise ValueError(f'{field} {path} exists already and is never overwritten')
+  _check_writable(field, path.parent)
+
+
+def check_trace_folder(path: Path) -> None:
+  """Makes the folder of `--trace` and raises ValueError if it cannot be made or written, or has traces in it."""
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(f'trace {path} cannot be made: {error.strerror}') from error
+  _check_writable('trace', path)
+  if any(path.glob('*.npz')):
+    raise ValueError(f'trace {path} has traces in it already, which are never overwritten')
+
+
+def _check_writable(field: str, folder: Path) -> None:
+  if not folder.is_dir():
+    raise ValueError(f'{field} must be in a folder that exists, got {folder}')
+  try:
+    # Permissions alone do not tell: the superuser passes them, and a file system may be mounted read-only.
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(f'{field} must be in a folder that can be written, got {folder}: {error.strerror}') from error
+
+
+def write_records(file: TextIO, results: list['Result']) -> None:
+  """Writes one JSON line per result and hands them to the operating system, so that they stay whatever follows."""
+  for result in results:
+    file.write(json.dumps(result.record(), ensure_ascii=False, allow_nan=False) + '\n')
+  file.flush()
+  if file is not sys.stdout:
+    os.fsync(file.fileno())
+
+
+def write_trace(folder: Path, result: 'Result') -> None:
+  """Writes the trace of a decoded result as `folder`/<id or zero-padded index>.npz, its id inside."""
+  if result.trace is None:
+    return
+  plain = isinstance(result.id, str | int | float) and np.asarray(result.id).dtype != object
+  name = np.asarray(result.id if plain else json.dumps(result.id))
+  with (folder / f'{file_stem(result.id, result.index)}.npz').open('xb') as file:
+    np.savez(file, id=name, **result.trace)

@@ -1,0 +1,127 @@
+"""Decoding with hand-made logits: a model that is a table, states built by hand, and a Python loop over the steps."""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from archer_jax import cache
+from archer_jax.config import DecodeConfig
+from archer_jax.config import ModelConfig
+from archer_jax.decode import decode_step
+from archer_jax.decode import init_state
+from archer_jax.decoders import DECODERS
+from archer_jax.decoders import base
+from archer_jax.types import Knobs
+
+# These programs run a few times each: most of their time would be LLVM's.
+QUICK_COMPILE = {'xla_backend_optimization_level': 0}
+VOCAB = 12
+MASK = 11
+EOS = 10
+
+
+def make_config(decoder, gen_length, block_length=None, *, vocab_size=VOCAB, mask_id=None, **fields):
+  """A config whose model is never run; the mask token is the last one and the end token stands before it."""
+  model = ModelConfig(
+    family='dream' if decoder == 'dream' else 'llada',
+    vocab_size=vocab_size,
+    d_model=4,
+    n_layers=1,
+    n_heads=1,
+    n_kv_heads=1,
+    head_dim=4,
+    d_ff=4,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    qkv_bias=False,
+    max_length=1024,
+    mask_id=vocab_size - 1 if mask_id is None else mask_id,
+    eos_id=vocab_size - 2,
+    pad_id=vocab_size - 2,
+    logit_alignment='shifted' if decoder == 'dream' else 'same_position',
+  )
+  fields.setdefault('early_stop', False)
+  return DecodeConfig(
+    model=model, decoder=decoder, canvas_length=gen_length, block_length=block_length or gen_length, **fields
+  )
+
+
+def make_state(cfg, batch=1, *, seeds=None, **knobs):
+  """A state before the first step, without a prompt."""
+  knobs.setdefault('gen_length', cfg.canvas_length)
+  prompt = np.zeros((batch, 0), np.int32)
+  seeds = np.zeros(batch, np.uint32) if seeds is None else np.asarray(seeds, np.uint32)
+  return init_state(prompt, prompt.astype(bool), Knobs.make(batch, **knobs), seeds, cfg=cfg)
+
+
+def repeat(state, count):
+  """The one row of `state`, `count` times."""
+  return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), state)
+
+
+@functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
+def decide(state, logits, *, cfg):
+  """The decoder's `Update` on logits [B, R + shadow, V]."""
+  decoder = DECODERS[cfg.decoder]
+  update = decoder.update(state, decoder.decision_index(state, cfg), jnp.asarray(logits, jnp.float32), cfg)
+  # `Update` is no pytree, since it never leaves a program.
+  return dict(vars(update))
+
+
+def _table_forward(params, state, need, index, cfg):
+  """Stands for `cache.forward`: the row of a table for the row's step and the columns asked for."""
+  del need
+  rows = jnp.arange(index.shape[0])[:, None]
+  at = lambda table, columns: table[
+    rows, jnp.minimum(state.row_step, table.shape[1] - 1)[:, None], jnp.minimum(columns, table.shape[2] - 1)
+  ]
+  logits = at(params['canvas'], index)
+  if cfg.shadow_length:
+    logits = jnp.concatenate([logits, at(params['shadow'], base.block_index(state, cfg))], axis=1)
+  return logits, state.cache, state.cache_uncond
+
+
+@functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
+def _table_step(params, state, *, cfg):
+  with mock.patch.object(cache, 'forward', _table_forward):
+    return decode_step(params, state, cfg=cfg)
+
+
+def play(state, cfg, canvas, shadow=None, limit=200):
+  """Steps until every row is done.
+
+  Args:
+    state: the first state.
+    cfg: its config.
+    canvas: logits [G, V] of the canvas, or [steps, G, V], of which the last step's stand for all later ones, or
+      [B, steps, G, V].
+    shadow: logits of the verification view of each canvas column, likewise.
+    limit: more steps than this are an error.
+
+  Returns:
+    All states, the first one included.
+  """
+  def table(logits):
+    logits = np.asarray(logits, np.float32)
+    logits = logits[None] if logits.ndim == 2 else logits
+    return jnp.asarray(np.broadcast_to(logits, (state.canvas.shape[0], *logits.shape[-3:])))
+
+  params = {'embedding': jnp.zeros((1, 1)), 'canvas': table(canvas)}
+  if cfg.shadow_length:
+    params['shadow'] = table(shadow)
+  states = [state]
+  while not bool(states[-1].done.all()):
+    assert len(states) <= limit, 'the loop does not end'
+    states.append(_table_step(params, states[-1], cfg=cfg))
+  return states
+
+
+def peaked(tokens, heights, vocab_size=VOCAB, floor=0.0):
+  """Logits [G, V] with one raised token a column."""
+  tokens = np.asarray(tokens)
+  logits = np.full((len(tokens), vocab_size), floor, np.float32)
+  logits[np.arange(len(tokens)), tokens] = heights
+  return logits

@@ -1,0 +1,93 @@
+import io
+import json
+import os
+from pathlib import Path
+import sys
+
+import numpy as np
+import pytest
+
+from archer_jax.jobs import output
+from archer_jax.jobs.generate import Result
+
+
+def result(id, index=0, **fields):
+  trace = {'canvas_after_step': np.zeros((2, 3), np.int32)}
+  return Result(**{'id': id, 'index': index, 'finish_reason': 'stop', 'seed': 1, 'trace': trace, **fields})
+
+
+def test_records_are_lines_that_reach_the_system(tmp_path):
+  path = tmp_path / 'out.jsonl'
+  with path.open('x', encoding='utf-8') as file:
+    output.write_records(file, [result({'a': [1]}, text='é\n"x"'), result(2, error='bad')])
+    # The file is still open.
+    first, second = map(json.loads, path.read_text('utf-8').splitlines())
+  assert (first['id'], first['text'], 'error' in first) == ({'a': [1]}, 'é\n"x"', False)
+  assert (second['id'], second['error']) == (2, 'bad')
+  assert 'é' in path.read_text('utf-8')
+
+
+def test_records_on_stdout(monkeypatch):
+  monkeypatch.setattr(sys, 'stdout', io.StringIO())
+  output.write_records(sys.stdout, [result(1)])
+  assert json.loads(sys.stdout.getvalue())['id'] == 1
+
+
+def test_files_that_cannot_be_made(tmp_path):
+  (tmp_path / 'there').write_text('kept')
+  for path, message in (
+    (tmp_path / 'there', 'exists already and is never overwritten'),
+    (tmp_path / 'nowhere' / 'x', 'must be in a folder that exists'),
+    (tmp_path / 'there' / 'x', 'must be in a folder that exists'),
+    (Path('/proc/x'), 'must be in a folder that can be written'),
+  ):
+    with pytest.raises(ValueError, match=f'output .*{message}'):
+      output.check_new_file('output', path)
+  output.check_new_file('output', tmp_path / 'new')
+  assert sorted(os.listdir(tmp_path)) == ['there']
+  assert (tmp_path / 'there').read_text() == 'kept'
+
+
+def test_a_dangling_link_is_not_followed(tmp_path):
+  (tmp_path / 'link').symlink_to(tmp_path / 'target')
+  with pytest.raises(ValueError, match='exists already'):
+    output.check_new_file('output', tmp_path / 'link')
+
+
+def test_trace_folders(tmp_path):
+  folder = tmp_path / 'a' / 'b'
+  output.check_trace_folder(folder)
+  (folder / 'notes.txt').write_text('other files are welcome')
+  output.check_trace_folder(folder)
+  (folder / '0.npz').touch()
+  with pytest.raises(ValueError, match='has traces in it already'):
+    output.check_trace_folder(folder)
+  with pytest.raises(ValueError, match='cannot be made'):
+    output.check_trace_folder(folder / 'notes.txt')
+  with pytest.raises(ValueError, match='cannot be made'):
+    output.check_trace_folder(folder / 'notes.txt' / 'x')
+
+
+@pytest.mark.parametrize(
+  ('id', 'file', 'inside'),
+  [
+    ('case.1', 'case.1.npz', 'case.1'),
+    (12, '12.npz', 12),
+    ('a/../b', '00000005.npz', 'a/../b'),
+    (1.5, '00000005.npz', 1.5),
+    (10**30, f'{10**30}.npz', str(10**30)),
+    ({'k': [1]}, '00000005.npz', '{"k": [1]}'),
+    (None, '00000005.npz', 'null'),
+  ],
+)
+def test_trace_files(tmp_path, id, file, inside):
+  output.write_trace(tmp_path, result(id, 5))
+  assert os.listdir(tmp_path) == [file]
+  with np.load(tmp_path / file, allow_pickle=False) as arrays:
+    assert arrays['id'].item() == inside
+    assert arrays['canvas_after_step'].shape == (2, 3)
+
+
+def test_a_refused_record_has_no_trace_file(tmp_path):
+  output.write_trace(tmp_path, result('a', trace=None))
+  assert os.listdir(tmp_path) == []

@@ -1,0 +1,133 @@
+"""Jitted programs and prompts that several test files share: compiling is most of what these tests cost."""
+
+import contextlib
+import dataclasses
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from archer_jax import cache as cache_lib
+from archer_jax.config import DecodeConfig
+from archer_jax.decode import decode
+from archer_jax.decode import decode_step
+from archer_jax.decode import init_state
+from archer_jax.types import DecodeState
+from archer_jax.types import Knobs
+
+# Programs that are optimised less compile in a third of the time. The bits differ a little between the two ways.
+QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
+FULL = {}
+
+PROMPT_LENGTH = 64
+CANVAS_LENGTH = 24
+TRACE_STEPS = 32
+
+POLICIES = {
+  'always': {'refresh_interval': 1},
+  'once': {},
+  'interval': {'refresh_interval': 4},
+  'drift': {'drift_radius': 0.25},
+}
+
+
+def config(golden, decoder: str, **changes) -> DecodeConfig:
+  """The config that most tests share."""
+  block = CANVAS_LENGTH if decoder == 'dream' else 8
+  values = {'canvas_length': CANVAS_LENGTH, 'block_length': block, 'early_stop': False, 'trace_steps': TRACE_STEPS}
+  return DecodeConfig(model=golden.config, decoder=decoder, **(values | changes))
+
+
+def prompts(seed: int, lengths) -> list[np.ndarray]:
+  """Random prompts below every special id of the golden checkpoints."""
+  rng = np.random.default_rng(seed)
+  return [rng.integers(0, 256, length).astype(np.int32) for length in lengths]
+
+
+def start(prompt_ids, cfg: DecodeConfig, *, length: int = PROMPT_LENGTH, seeds=None, pad: int = 0, **knobs):
+  """The first state of prompts left-padded to `length`."""
+  batch = len(prompt_ids)
+  tokens = np.full((batch, length), pad, np.int32)
+  valid = np.zeros((batch, length), bool)
+  for row, ids in enumerate(prompt_ids):
+    tokens[row, length - len(ids) :] = ids
+    valid[row, length - len(ids) :] = True
+  seeds = np.arange(batch) if seeds is None else np.asarray(seeds)
+  knobs = {'gen_length': cfg.canvas_length} | knobs
+  state = init_state(tokens, valid, Knobs.make(batch, **knobs), seeds.astype(np.uint32), cfg=cfg)
+  # Loaded parameters are committed to a device, and so is what a step returns; a state that is not would be compiled for
+  # once more.
+  return jax.device_put(state, jax.devices()[0])
+
+
+def set_knobs(state: DecodeState, **values) -> DecodeState:
+  """The state with other knobs, [B] arrays or numbers."""
+  knobs = state.knobs
+  new = {
+    name: jnp.broadcast_to(jnp.asarray(value, getattr(knobs, name).dtype), knobs.steps.shape)
+    for name, value in values.items()
+  }
+  return dataclasses.replace(state, knobs=dataclasses.replace(knobs, **new))
+
+
+def prefill(state: DecodeState, tokens: dict[int, int]) -> DecodeState:
+  """The state with tokens standing in the canvas, column -> token.
+
+  Canvas rows of an empty prompt tie exactly while all are masks, so that rounding alone would decide.
+  """
+  columns, ids = jnp.array(list(tokens)), jnp.array(list(tokens.values()), jnp.int32)
+  return dataclasses.replace(
+    state, canvas=state.canvas.at[:, columns].set(ids), pending=state.pending.at[:, columns].set(False)
+  )
+
+
+def _step_and_logits(params, state, cfg):
+  seen = []
+  forward = cache_lib.forward
+
+  def spy(*args, **kwargs):
+    result = forward(*args, **kwargs)
+    seen.append(result[0])
+    return result
+
+  with mock.patch.object(cache_lib, 'forward', spy):
+    state = decode_step(params, state, cfg=cfg)
+  return state, seen[0]
+
+
+@functools.cache
+def stepper(cfg: DecodeConfig, full: bool):
+  """Jitted (params, state) -> the state after one step, and the logits that the step decided on."""
+  return jax.jit(functools.partial(_step_and_logits, cfg=cfg), compiler_options=FULL if full else QUICK)
+
+
+@functools.cache
+def loop(cfg: DecodeConfig):
+  """`decode` without donation: (params, state) -> state."""
+  return jax.jit(functools.partial(decode.__wrapped__, cfg=cfg), compiler_options=QUICK)
+
+
+def run_steps(params, state: DecodeState, cfg: DecodeConfig, full: bool = False):
+  """States and logits of every step until all rows are done, from Python."""
+  steps = []
+  while not np.all(state.done):
+    state, logits = stepper(cfg, full)(params, state)
+    steps.append((state, logits))
+  return steps
+
+
+@contextlib.contextmanager
+def stub_logits(make):
+  """Replaces the forward by `make(state, index, cfg)`, which returns logits [B, R + shadow, V]; caches stay as they are.
+
+  Programs must be traced inside, and not reused outside.
+  """
+
+  def forward(params, state, need, index, cfg):
+    del params, need
+    return make(state, index, cfg), state.cache, state.cache_uncond
+
+  with mock.patch.object(cache_lib, 'forward', forward):
+    yield

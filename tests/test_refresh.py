@@ -1,0 +1,211 @@
+"""The refresh rule as tables: which steps refresh, clause by clause."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from archer_jax.config import DecodeConfig
+from archer_jax.config import ModelConfig
+from archer_jax.decode import init_state
+from archer_jax.refresh import ALWAYS
+from archer_jax.refresh import ONCE
+from archer_jax.refresh import RefreshPolicy
+from archer_jax.refresh import changed_positions
+from archer_jax.refresh import needs_refresh
+from archer_jax.refresh import token_drift
+from archer_jax.types import Knobs
+
+MASK = 15
+needs_refresh = jax.jit(needs_refresh)
+
+
+def make_state(policy, batch=1, length=8, **knobs):
+  """Rows before their first step, under one policy or a list of them."""
+  model = ModelConfig(
+    family='llada',
+    vocab_size=16,
+    d_model=4,
+    n_layers=1,
+    n_heads=1,
+    n_kv_heads=1,
+    head_dim=4,
+    d_ff=4,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    qkv_bias=False,
+    max_length=512,
+    mask_id=MASK,
+    eos_id=14,
+    pad_id=14,
+    logit_alignment='same_position',
+  )
+  cfg = DecodeConfig(model=model, decoder='llada', canvas_length=length, block_length=length)
+  prompt = np.ones((batch, 2), np.int32)
+  knobs = {'gen_length': length} | policy.knobs() | knobs
+  return init_state(prompt, prompt.astype(bool), Knobs.make(batch, **knobs), np.zeros(batch, np.uint32), cfg=cfg)
+
+
+def step(state, refreshed, canvas=None, margin=np.inf, new_block=False):
+  """What the loop does to the fields that the rule reads."""
+  canvas = state.canvas if canvas is None else jnp.asarray(canvas, jnp.int32)
+  cache = dataclasses.replace(
+    state.cache,
+    age=jnp.where(refreshed, 0, state.cache.age) + 1,
+    anchor=jnp.where(refreshed[:, None], state.canvas, state.cache.anchor),
+  )
+  return dataclasses.replace(
+    state,
+    canvas=canvas,
+    cache=cache,
+    refreshed=refreshed,
+    margin=jnp.full_like(state.margin, margin),
+    row_step=state.row_step + 1,
+    block_step=jnp.zeros_like(state.block_step) if new_block else state.block_step + 1,
+  )
+
+
+def refreshing_steps(policy, steps=12, **changes):
+  """The steps at which a row refreshes; `changes` maps field of `step` to what it is after each step."""
+  state, found = make_state(policy), []
+  for at in range(steps):
+    refreshed = needs_refresh(state)
+    found += [at] if bool(refreshed[0]) else []
+    state = step(state, refreshed, **{name: values(at) for name, values in changes.items()})
+  return found
+
+
+@pytest.mark.parametrize(
+  ('interval', 'expected'),
+  [(0, [0]), (1, list(range(12))), (2, [0, 2, 4, 6, 8, 10]), (3, [0, 3, 6, 9]), (12, [0]), (11, [0, 11])],
+)
+def test_interval(interval, expected):
+  assert refreshing_steps(RefreshPolicy(interval=interval)) == expected
+
+
+@pytest.mark.parametrize(
+  ('max_age', 'expected'), [(0, [0]), (1, list(range(12))), (2, [0, 2, 4, 6, 8, 10]), (3, [0, 3, 6, 9]), (11, [0, 11])]
+)
+def test_max_age(max_age, expected):
+  assert refreshing_steps(RefreshPolicy(max_age=max_age)) == expected
+
+
+def test_max_age_restarts_at_other_refreshes_and_the_interval_does_not():
+  # Blocks begin at steps 0, 4 and 8.
+  new_block = lambda at: (at + 1) % 4 == 0
+  at_block_start = dict(at_block_start=True)
+  assert refreshing_steps(RefreshPolicy(**at_block_start), new_block=new_block) == [0, 4, 8]
+  assert refreshing_steps(RefreshPolicy(max_age=3, **at_block_start), new_block=new_block) == [0, 3, 4, 7, 8, 11]
+  assert refreshing_steps(RefreshPolicy(max_age=5, **at_block_start), new_block=new_block) == [0, 4, 8]
+  assert refreshing_steps(RefreshPolicy(interval=3, **at_block_start), new_block=new_block) == [0, 3, 4, 6, 8, 9]
+  assert refreshing_steps(RefreshPolicy(interval=5), new_block=new_block) == [0, 5, 10]
+
+
+def test_named_policies():
+  assert refreshing_steps(ALWAYS) == list(range(12))
+  assert refreshing_steps(ONCE) == [0]
+
+
+def test_every_clause_off_refreshes_once_whatever_happens():
+  # All tokens change, every margin is 0, a block begins at each step.
+  changes = {'canvas': lambda at: [[at] * 8], 'margin': lambda at: 0.0, 'new_block': lambda at: True}
+  assert refreshing_steps(ONCE, **changes) == [0]
+
+
+def test_a_row_without_an_anchor_refreshes_and_a_finished_one_does_not():
+  state = make_state(ALWAYS, batch=2)
+  state = dataclasses.replace(state, done=jnp.array([False, True]))
+  assert needs_refresh(state).tolist() == [True, False]
+  # No drift without an anchor, though the fresh cache's anchor holds something.
+  state = dataclasses.replace(state, canvas=jnp.zeros_like(state.canvas))
+  assert token_drift(state).tolist() == [0, 0]
+
+
+def anchored(policy, canvas, anchor, **knobs):
+  """Rows some steps after a refresh."""
+  canvas, anchor = np.asarray(canvas, np.int32), np.asarray(anchor, np.int32)
+  state = make_state(policy, *canvas.shape, **knobs)
+  cache = dataclasses.replace(state.cache, anchor=jnp.asarray(anchor), age=jnp.full_like(state.cache.age, 2))
+  return dataclasses.replace(
+    state, canvas=jnp.asarray(canvas), cache=cache, row_step=state.row_step + 2, block_step=state.block_step + 2
+  )
+
+
+def test_drift_at_equality_is_no_drift_for_every_count_of_every_length():
+  # Row (G, k, c): a canvas of G columns, c = k or k + 1 of them changed, radius k / G.
+  rows = [(g, k, c) for g in range(1, 129) for k in range(1, g + 1) for c in (k, k + 1) if c <= g]
+  g, k, c = np.array(rows).T
+  anchor = np.zeros((len(rows), 128), np.int32)
+  canvas = (np.arange(128) < c[:, None]).astype(np.int32)
+  # What stands past a row's length is not the row's.
+  canvas[np.arange(128) >= g[:, None]] = 7
+  state = anchored(ONCE, canvas, anchor, gen_length=g, drift_radius=(k / g).astype(np.float32))
+  np.testing.assert_array_equal(changed_positions(state), c)
+  np.testing.assert_array_equal(needs_refresh(state), c > k)
+  np.testing.assert_allclose(token_drift(state), c / g, rtol=1e-6)
+
+
+def test_drift_radius_given_in_decimals():
+  # 0.1 and 0.3 are no float32 numbers; a tenth of 30 columns is 3 all the same.
+  for radius, length, allowed in ((0.1, 30, 3), (0.3, 10, 3), (0.7, 10, 7), (0.29, 100, 29), (1.0, 8, 8)):
+    for changed in range(length + 1):
+      canvas = (np.arange(length) < changed)[None]
+      state = anchored(RefreshPolicy(drift_radius=radius), canvas, np.zeros((1, length)))
+      assert bool(needs_refresh(state)[0]) == (changed > allowed), (radius, changed)
+
+
+def test_drift_is_reversible():
+  masks, filled = np.full((1, 8), MASK), np.full((1, 8), MASK)
+  filled[0, :3] = [4, 5, 6]
+  policy = RefreshPolicy(drift_radius=0.25)
+  assert bool(needs_refresh(anchored(policy, filled, masks))[0])
+  assert not bool(needs_refresh(anchored(policy, masks, masks))[0])
+  # Committing and taking back brings the row to its anchor again: never a refresh after the first.
+  assert refreshing_steps(policy, canvas=lambda at: np.where(np.arange(8) < (at % 3), 4, MASK)[None]) == [0]
+  back_and_forth = lambda at: filled if at % 2 else masks
+  # Out at steps 2, 4, ...: each of these refreshes and so moves the anchor, which the way back then leaves.
+  assert refreshing_steps(policy, steps=6, canvas=back_and_forth) == [0, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize('refreshed', [False, True])
+@pytest.mark.parametrize('changed', [False, True])
+@pytest.mark.parametrize(('margin', 'small'), [(0.5, True), (1.0, False), (np.inf, False), (0.0, True)])
+def test_margin_clause(refreshed, changed, margin, small):
+  canvas = np.full((1, 8), 3)
+  canvas[0, 7] += changed
+  state = anchored(RefreshPolicy(min_margin=1.0), canvas, np.full((1, 8), 3))
+  state = dataclasses.replace(state, refreshed=jnp.array([refreshed]), margin=jnp.array([margin], jnp.float32))
+  assert bool(needs_refresh(state)[0]) == (not refreshed and changed and small)
+
+
+def test_margin_clause_alternates_while_every_margin_is_small():
+  changes = {'canvas': lambda at: [[at] * 8], 'margin': lambda at: 0.1}
+  # A refresh is followed by a reuse, whose small margin then asks for the next refresh.
+  assert refreshing_steps(RefreshPolicy(min_margin=0.2), steps=7, **changes) == [0, 2, 4, 6]
+  assert refreshing_steps(RefreshPolicy(min_margin=0.05), steps=7, **changes) == [0]
+
+
+def test_rows_decide_for_themselves():
+  canvas = np.zeros((4, 8), np.int32)
+  canvas[1, :4] = 1
+  state = anchored(ONCE, canvas, np.zeros((4, 8)), drift_radius=np.array([0.25, 0.25, 0, 0]), max_age=np.array([0, 0, 2, 3]))
+  assert needs_refresh(state).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'message'),
+  [
+    ('interval', -1, 'refresh_interval must be an integer .*, got -1'),
+    ('interval', 1.5, 'refresh_interval must be an integer .*, got 1.5'),
+    ('max_age', -2, 'max_age must be an integer .*, got -2'),
+    ('drift_radius', 1.01, r'drift_radius must be a number in \[0, 1\], got 1.01'),
+    ('drift_radius', float('nan'), r'drift_radius must be a number in \[0, 1\], got nan'),
+    ('min_margin', -0.1, 'min_margin must be a number at least 0, got -0.1'),
+    ('min_margin', float('inf'), 'min_margin must be a number at least 0, got inf'),
+  ],
+)
+def test_a_policy_out_of_range_is_refused_by_name(field, value, message):
+  with pytest.raises(ValueError, match=message):
+    RefreshPolicy(**{field: value}).knobs()
