@@ -174,7 +174,7 @@ class KnobSpec:
   def check(self, name: str, value: Any) -> float | int:
     """Returns `value` as int or float, or raises ValueError naming field, value and range."""
     kind = 'an integer' if self.integer else 'a number'
-    span = f'in [{self.low:g}, {self.high:g}]' if math.isfinite(self.high) else f'at least {self.low:g}'
+    span = f'in [{self.low}, {self.high}]' if math.isfinite(self.high) else f'at least {self.low}'
     wrong_type = isinstance(value, bool) or not isinstance(value, int if self.integer else int | float)
     # `not (low <= value <= high)` also catches NaN.
     if wrong_type or not self.low <= value <= self.high or math.isinf(value):

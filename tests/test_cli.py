@@ -141,9 +141,9 @@ MISTAKES = {
   'threshold': (['--threshold=2'], 'threshold must be a number in [0, 1], got 2.0'),
   'threshold as text': (['--threshold=high'], "threshold must be a number in [0, 1], got 'high'"),
   'nan': (['--temperature=nan'], 'temperature must be a number at least 0, got nan'),
-  'half a token': (['--gen_length=1.5'], "gen_length must be an integer in [1, 2.14748e+09], got '1.5'"),
-  'no length': (['--gen_length=0'], 'gen_length must be an integer in [1, 2.14748e+09], got 0'),
-  'negative length': (['--gen_length=-4'], 'gen_length must be an integer in [1, 2.14748e+09], got -4'),
+  'half a token': (['--gen_length=1.5'], "gen_length must be an integer in [1, 2147483647], got '1.5'"),
+  'no length': (['--gen_length=0'], 'gen_length must be an integer in [1, 2147483647], got 0'),
+  'negative length': (['--gen_length=-4'], 'gen_length must be an integer in [1, 2147483647], got -4'),
   'no block': (['--block_length=0'], '0 is not a positive integer'),
   'block above the canvas': (
     ['--block_length=64'],

@@ -1,33 +1,44 @@
 """WINO's rule on hand-made logits: what is committed, what is taken back, and when a block ends."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import log_odds
 from stub import EOS
 from stub import MASK
+from stub import QUICK_COMPILE
 from stub import decide
 from stub import make_config
 from stub import make_state
 from stub import peaked
 from stub import play
 
-from archer_jax import numerics
 from archer_jax.decoders import base
 from archer_jax.types import Status
 
-# Random states of every shape are compared with the float64 rule in test_margins.py; here stand single rules.
+# Random states are compared with the float64 rule in test_margins.py; here stand single rules. The tests share few
+# shapes, since every one is a program to compile.
 G = 8
+ONE_BLOCK = make_config('wino', G)
+TWO_BLOCKS = make_config('wino', G, 4)
 
 
-def standing(cfg, canvas, last_accept=3, **knobs):
-  """One row in its first block, masks pending and tokens standing."""
-  state = make_state(cfg, **knobs)
+def standing(canvas, last_accept=3, **knobs):
+  """One row in its only block, masks pending and tokens standing."""
+  state = make_state(ONE_BLOCK, **knobs)
   canvas = jnp.asarray(canvas, jnp.int32)[None]
-  return dataclasses.replace(
-    state, canvas=canvas, pending=canvas == cfg.model.mask_id, last_accept=jnp.array([last_accept], jnp.int32)
-  )
+  return dataclasses.replace(state, canvas=canvas, pending=canvas == MASK, last_accept=jnp.array([last_accept], jnp.int32))
+
+
+def decide_one(logits, shadow=None, state=None, **knobs):
+  """The update of one row of one block; the shadow knows nothing unless given."""
+  shadow = np.zeros((G, 12)) if shadow is None else shadow
+  state = make_state(ONE_BLOCK, **knobs) if state is None else state
+  return decide(state, np.concatenate([logits, shadow])[None], cfg=ONE_BLOCK)
 
 
 def columns(flags):
@@ -50,16 +61,13 @@ def test_only_what_is_confident_is_committed():
 
 
 def test_a_probability_equal_to_the_threshold_does_not_pass():
-  cfg = make_config('wino', 2)
-  # log(11) against eleven equal tokens is one half: log-odds 0 up to rounding, so a little is added.
-  logits = np.concatenate([peaked([0, 1], [np.log(11) + 1e-4, np.log(11) - 1e-4]), np.zeros((2, 12))])
-  got = decide(make_state(cfg, threshold=0.5), logits[None], cfg=cfg)
-  assert columns(got['accepted']) == [0]
-  # Two tokens share everything, so that the log-odds is exactly 0.
-  exact = np.full((4, 12), -np.inf)
+  # log(11) against eleven equal tokens is one half, up to rounding.
+  heights = np.log(11) + np.array([1e-4, -1e-4, 1e-4, -1e-4, 0, 0, 0, 0]) - np.array([0] * 4 + [1] * 4)
+  assert columns(decide_one(peaked([0] * G, heights), threshold=0.5)['accepted']) == [0, 2]
+  # Two tokens share everything, so that the log-odds are exactly 0: nothing passes, the best one is taken.
+  exact = np.full((G, 12), -np.inf)
   exact[:, :2] = 0
-  got = decide(make_state(cfg, threshold=0.5), exact[None], cfg=cfg)
-  assert columns(got['accepted']) == [0], 'nothing passes, the best one is taken'
+  assert columns(decide_one(exact, threshold=0.5)['accepted']) == [0]
 
 
 @pytest.mark.parametrize('max_accept', [20, 1000])
@@ -76,26 +84,23 @@ def test_cap_is_seven_tenths_of_the_pending_ones_in_float32(max_accept):
 
 
 def test_more_than_the_cap_keeps_the_most_confident_and_ties_go_to_the_lower_position():
-  cfg = make_config('wino', G)
-  logits = np.concatenate([peaked([1] * G, [9, 8, 9, 12, 8, 30, 8, 31]), np.zeros((G, 12))])
-  got = decide(make_state(cfg, max_accept=5), logits[None], cfg=cfg)
-  assert columns(got['accepted']) == [0, 2, 3, 5, 7]
-  got = decide(make_state(cfg, max_accept=1), logits[None], cfg=cfg)
-  assert columns(got['accepted']) == [7]
-  # At probabilities that float32 rounds to 1, 31 still beats 30.
-  got = decide(make_state(cfg, max_accept=2), logits[None], cfg=cfg)
-  assert columns(got['accepted']) == [5, 7]
-  got = decide(make_state(cfg, max_accept=5), np.concatenate([peaked([1] * G, 9), np.zeros((G, 12))])[None], cfg=cfg)
-  assert columns(got['accepted']) == [0, 1, 2, 3, 4]
+  logits = peaked([1] * G, [9, 8, 9, 12, 8, 59, 8, 60])
+  assert columns(decide_one(logits, max_accept=5)['accepted']) == [0, 2, 3, 5, 7]
+  # Probabilities that float32 rounds to 1 keep their order.
+  assert columns(decide_one(logits, max_accept=1)['accepted']) == [7]
+  assert columns(decide_one(logits, max_accept=2)['accepted']) == [5, 7]
+  assert columns(decide_one(peaked([1] * G, 9), max_accept=5)['accepted']) == [0, 1, 2, 3, 4]
+
+
+CANVAS = [3, 4, 5, 6, MASK, MASK, MASK, MASK]
 
 
 def verification(last_accept, support, confident=2, threshold_back=0.9):
   """Four standing tokens with these heights in the shadow, four pending positions."""
-  cfg = make_config('wino', G)
-  canvas = [3, 4, 5, 6, MASK, MASK, MASK, MASK]
-  heights = [15] * confident + [0] * (4 - confident)
-  logits = np.concatenate([np.zeros((4, 12)), peaked([7, 8, 9, 0], heights), peaked([3, 4, 5, 6], support), np.zeros((4, 12))])
-  return decide(standing(cfg, canvas, last_accept, threshold_back=threshold_back), logits[None], cfg=cfg)
+  heights = [0] * 4 + [15] * confident + [0] * (4 - confident)
+  shadow = peaked(range(3, 11), [*support, 0, 0, 0, 0])
+  state = standing(CANVAS, last_accept, threshold_back=threshold_back)
+  return decide_one(peaked(range(3, 11), heights), shadow, state)
 
 
 def test_doubtful_tokens_are_taken_back_and_go_pending():
@@ -128,12 +133,9 @@ def test_what_is_committed_in_a_step_is_not_verified_in_it():
 
 
 def test_a_token_is_judged_by_the_probability_of_itself_and_not_of_the_best():
-  cfg = make_config('wino', G)
-  canvas = [3, 4, 5, 6, MASK, MASK, MASK, MASK]
   # The shadow is certain of another token at column 1.
-  shadow = peaked([3, 9, 5, 6], 15)
-  logits = np.concatenate([np.zeros((4, 12)), peaked([7, 8, 9, 0], 15), shadow, np.zeros((4, 12))])
-  assert columns(decide(standing(cfg, canvas), logits[None], cfg=cfg)['remasked']) == [1]
+  shadow = peaked([3, 9, 5, 6, 0, 0, 0, 0], 15)
+  assert columns(decide_one(peaked(range(3, 11), 15), shadow, standing(CANVAS))['remasked']) == [1]
 
 
 def random_play(seed, gen_length=32, block_length=16, batch=8, **knobs):
@@ -186,101 +188,97 @@ def test_threshold_one_commits_one_token_a_step_and_takes_nothing_back():
 
 
 def test_threshold_zero_commits_up_to_the_cap():
-  _, states = random_play(2, batch=1, threshold=0.0, threshold_back=0.0)
-  # 16, 5, ... pending: floor(0.7 * 16) = 11, then 5.
-  assert counts(states, 'accepted')[:, 0].tolist() == [11, 5, 11, 5]
+  _, states = random_play(2, threshold=0.0, threshold_back=0.0)
+  # Of 16 pending ones floor(0.7 * 16) = 11, then the other 5.
+  assert counts(states, 'accepted').T.tolist() == [[11, 5, 11, 5]] * 8
 
 
 def test_flip_flops_are_counted():
-  cfg = make_config('wino', 4)
-  # Step 0 commits columns 0 and 1; step 1 commits column 2 and 3 and takes 0 and then not 1 back; step 2 restores 0.
-  canvas = np.stack([peaked([5, 6, 7, 8], [15, 15, 0, 0]), peaked([5, 6, 7, 8], [0, 0, 15, 15]), peaked([5, 6, 7, 8], 15)])
-  shadow = np.stack([np.zeros((4, 12)), peaked([5, 6, 0, 0], [0, 15, 0, 0]), np.zeros((4, 12))])
-  states = play(make_state(cfg), cfg, canvas, shadow)
-  assert [state.canvas[0].tolist() for state in states[1:]] == [[5, 6, 11, 11], [11, 6, 7, 8], [5, 6, 7, 8]]
-  assert [int(state.counters.flip_flops[0]) for state in states] == [0, 0, 0, 1]
-  # Another token in its place is no flip-flop.
-  canvas[2] = peaked([9, 6, 7, 8], 15)
-  states = play(make_state(cfg), cfg, canvas, shadow)
-  assert states[-1].canvas[0].tolist() == [9, 6, 7, 8]
-  assert int(states[-1].counters.flip_flops[0]) == 0
+  # Step 0 commits columns 0 and 1; step 1 commits columns 2 and 3 and takes 0 back; step 2 restores it.
+  tokens, restored = [5, 6, 7, 8, 0, 0, 0, 0], np.zeros((2, 3, G, 12))
+  for step, heights in enumerate(([15, 15, 0, 0], [0, 0, 15, 15], [15] * 4)):
+    restored[:, step] = peaked(tokens, heights + [15] * 4)
+  # In the other row another token takes its place, which is no flip-flop.
+  restored[1, 2, 0] = peaked([9], 15)
+  shadow = peaked(tokens, [0] + [15] * 7)
+  states = play(make_state(TWO_BLOCKS, 2), TWO_BLOCKS, restored, shadow)
+  assert [state.canvas[0, :4].tolist() for state in states[1:4]] == [[5, 6, 11, 11], [11, 6, 7, 8], [5, 6, 7, 8]]
+  assert history(states, 'canvas')[3, 1, :4].tolist() == [9, 6, 7, 8]
+  assert counts(states, 'flip_flops')[:3].tolist() == [[0, 0], [0, 0], [1, 0]]
+  assert states[-1].counters.flip_flops.tolist() == [1, 0]
 
 
-def test_without_never_the_mask_token_is_no_candidate_but_keeps_its_probability():
+def test_the_mask_token_is_no_candidate_but_keeps_its_probability():
   # The mask token is the best everywhere; the best other one has log-odds 4 - log(e^5 + 10) = -1.06: probability 0.26.
-  logits = peaked([3] * 8, 4)
+  logits = peaked([3] * G, 4)
   logits[:, MASK] = 5
-  never, official = (make_config('wino', 4, mask_prediction=mode) for mode in ('never', 'official'))
-  for threshold, accepted in ((0.25, [0, 1, 2, 3]), (0.27, [0])):
-    got = decide(make_state(never, threshold=threshold), logits[None], cfg=never)
+  for threshold, accepted in ((0.25, [0, 1, 2, 3, 4]), (0.27, [0])):
+    got = decide_one(logits, threshold=threshold)
     assert columns(got['accepted']) == accepted
-    assert (got['canvas'][0, accepted] == 3).all()
+    assert (got['canvas'][0, jnp.array(accepted)] == 3).all()
   # `official` commits the mask token, which leaves the pending ones and stands as a token.
-  got = decide(make_state(official, threshold=0.6), logits[None], cfg=official)
-  assert columns(got['accepted']) == [0, 1, 2, 3] and bool(got['block_done'][0])
-  assert got['canvas'][0].tolist() == [MASK] * 4
+  official = dataclasses.replace(ONE_BLOCK, mask_prediction='official')
+  got = decide(make_state(official, threshold=0.6), np.concatenate([logits, logits])[None], cfg=official)
+  assert columns(got['accepted']) == [0, 1, 2, 3, 4] and columns(got['pending']) == [5, 6, 7]
+  assert got['canvas'][0].tolist() == [MASK] * G
 
 
 def test_never_leaves_no_mask_whatever_the_logits():
-  cfg = make_config('wino', 16, 8)
-  rng = np.random.default_rng(3)
-  table = rng.normal(size=(4, 16, 16, 12))
+  table = np.random.default_rng(3).normal(size=(2, 8, G, 12))
   table[..., MASK] += 6
-  states = play(make_state(cfg, 4, threshold=0.2), cfg, table, table)
+  states = play(make_state(TWO_BLOCKS, 2, threshold=0.2), TWO_BLOCKS, table, table)
   assert (history(states, 'canvas')[-1] != MASK).all()
-  np.testing.assert_array_equal(states[-1].counters.accepted - states[-1].counters.remasked, 16)
+  np.testing.assert_array_equal(states[-1].counters.accepted - states[-1].counters.remasked, G)
 
 
 def test_temperature_near_zero_is_temperature_zero():
-  cfg = make_config('wino', 16, 8)
   rng = np.random.default_rng(4)
-  table, shadow = (rng.normal(size=(16, 16, 12)) * 3 for _ in range(2))
-  runs = [play(make_state(cfg, 2, seeds=[1, 2], temperature=t), cfg, table, shadow) for t in (0.0, 1e-6)]
-  np.testing.assert_array_equal(history(runs[0], 'canvas'), history(runs[1], 'canvas'))
+  table, shadow = (rng.normal(size=(8, G, 12)) * 3 for _ in range(2))
+  run = lambda temperature: history(
+    play(make_state(TWO_BLOCKS, 2, seeds=[1, 2], temperature=temperature), TWO_BLOCKS, table, shadow), 'canvas'
+  )
+  cold = run(0.0)
+  assert len(cold) > 4
+  np.testing.assert_array_equal(cold, run(1e-6))
   # And a temperature that matters does.
-  warm = play(make_state(cfg, 2, seeds=[1, 2], temperature=1.0), cfg, table, shadow)
-  assert (np.asarray(warm[1].canvas) != np.asarray(runs[0][1].canvas)).any()
+  assert (cold[1] != run(1.0)[1]).any()
+
+
+@functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
+def candidates(state, logits):
+  index = jnp.broadcast_to(jnp.arange(G), logits.shape[:2])
+  chosen = base.candidates(state, index, logits, ONE_BLOCK)
+  return chosen.token, chosen.confidence
 
 
 def test_confidence_is_of_the_clean_logits_at_the_sampled_token():
-  cfg = make_config('wino', G)
   logits = np.random.default_rng(5).normal(size=(6, G, 12)).astype(np.float32) * 2
-  state = make_state(cfg, 6, seeds=range(6), temperature=np.array([0, 0, 0.7, 0.7, 2, 2]))
-  index = jnp.broadcast_to(jnp.arange(G), (6, G))
-  chosen = base.candidates(state, index, jnp.asarray(logits), cfg)
-  np.testing.assert_array_equal(chosen.confidence, numerics.log_odds(jnp.asarray(logits), chosen.token))
-  assert (np.asarray(chosen.token) != logits[..., :MASK].argmax(axis=-1))[2:].any()
+  state = make_state(ONE_BLOCK, 6, seeds=range(6), temperature=np.array([0, 0, 0.7, 0.7, 2, 2]))
+  token, confidence = (np.asarray(x) for x in candidates(state, jnp.asarray(logits)))
+  exact = [log_odds(z.astype(np.float64), [t]) for z, t in zip(logits.reshape(-1, 12), token.ravel(), strict=True)]
+  np.testing.assert_allclose(confidence.ravel(), exact, rtol=1e-5, atol=1e-6)
+  assert (token != logits[..., :MASK].argmax(axis=-1))[2:].any()
 
 
 def test_an_end_token_ends_a_row_at_its_blocks_end_only():
-  cfg = make_config('wino', 12, 4, early_stop=True)
+  # Either end token ends a row.
+  cfg = make_config('wino', 12, 4, early_stop=True, end_ids=(EOS, 9))
   # The end token is committed in step 0 and taken back in step 1, and another token takes its place.
   canvas = np.stack(
     [
       peaked([5, EOS, 7, 8, 1, 1, 1, 1, 1, 1, 1, 1], [15, 15, 0, 0] + [15] * 8),
       peaked([5, EOS, 7, 8, 1, 1, 1, 1, 1, 1, 1, 1], [15, 15, 15, 15] + [15] * 8),
-      peaked([5, 6, 7, 8, 1, 1, EOS, 1, 1, 1, 1, 1], 15),
+      peaked([5, 6, 7, 8, 1, 1, 9, 1, 1, 1, 1, 1], 15),
     ]
   )
   shadow = np.zeros((3, 12, 12))
   shadow[1] = peaked([5] * 12, [15] + [0] * 11)
-  shadow[2] = peaked([5, 6, 7, 8, 1, 1, EOS, 1, 1, 1, 1, 1], 15)
+  shadow[2] = canvas[2]
   states = play(make_state(cfg), cfg, canvas, shadow)
   assert states[1].canvas[0, :4].tolist() == [5, EOS, MASK, MASK] and not bool(states[1].done[0])
   assert states[2].canvas[0, :4].tolist() == [5, MASK, 7, 8]
-  assert states[-1].canvas[0].tolist() == [5, 6, 7, 8, 1, 1, EOS, 1] + [MASK] * 4
+  assert states[-1].canvas[0].tolist() == [5, 6, 7, 8, 1, 1, 9, 1] + [MASK] * 4
   assert int(states[-1].status[0]) == Status.STOP and int(states[-1].block[0]) == 2
-  # Without early stop the rest is written as well.
-  cfg = dataclasses.replace(cfg, early_stop=False)
-  states = play(make_state(cfg), cfg, canvas, shadow)
-  assert int(states[-1].status[0]) == Status.LENGTH and (states[-1].canvas != MASK).all()
-
-
-def test_end_tokens_of_the_config_end_a_row_too():
-  cfg = make_config('wino', 8, 4, early_stop=True, end_ids=(EOS, 9))
-  canvas = peaked([1, 9, 1, 1, 1, 1, 1, 1], 15)
-  states = play(make_state(cfg), cfg, canvas, canvas)
-  assert int(states[-1].status[0]) == Status.STOP and states[-1].canvas[0].tolist() == [1, 9, 1, 1] + [MASK] * 4
 
 
 def test_a_short_last_block_reads_nothing_past_its_end():
@@ -304,45 +302,36 @@ def test_a_short_last_block_reads_nothing_past_its_end():
   for name, value in got.items():
     np.testing.assert_array_equal(value[0], value[1], err_msg=name)
   assert not got['accepted'][:, 11:].any() and not got['remasked'][:, :8].any()
-  states = play(make_state(cfg, gen_length=11), cfg, np.zeros((16, 12)), np.zeros((16, 12)))
-  assert (states[-1].canvas[0, :11] != MASK).all() and (states[-1].canvas[0, 11:] == MASK).all()
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_numbers_end_their_row_alone_and_write_nothing(bad):
-  cfg = make_config('wino', 8, 4)
   rng = np.random.default_rng(7)
-  canvas = np.broadcast_to(rng.normal(size=(6, 8, 12)), (2, 6, 8, 12)).copy()
+  canvas = np.broadcast_to(rng.normal(size=(8, G, 12)), (2, 8, G, 12)).copy()
   shadow = canvas.copy()
-  clean = play(make_state(cfg, 2), cfg, canvas, shadow)
+  clean = play(make_state(TWO_BLOCKS, 2), TWO_BLOCKS, canvas, shadow)
   shadow[1, 2, :4, 5] = bad
-  states = play(make_state(cfg, 2), cfg, canvas, shadow)
+  states = play(make_state(TWO_BLOCKS, 2), TWO_BLOCKS, canvas, shadow)
   assert states[3].status.tolist() == [Status.RUNNING, Status.NOT_FINITE]
   np.testing.assert_array_equal(states[-1].canvas[1], states[2].canvas[1])
   np.testing.assert_array_equal(states[-1].canvas[0], clean[-1].canvas[0])
   assert int(states[-1].counters.steps[1]) == 2
 
 
-@pytest.mark.parametrize(('gen_length', 'block_length'), [(1, 1), (3, 1), (4, 4)])
-def test_the_smallest_blocks(gen_length, block_length):
-  cfg = make_config('wino', gen_length, block_length)
-  canvas = peaked(np.arange(gen_length), 5)
-  states = play(make_state(cfg), cfg, canvas, canvas)
-  assert states[-1].canvas[0].tolist() == list(range(gen_length))
-  assert int(states[-1].status[0]) == Status.LENGTH
+def test_blocks_of_one():
+  cfg = make_config('wino', 3, 1)
+  canvas = peaked([0, 1, 2], 5)
+  states = play(make_state(cfg, 3, gen_length=np.array([1, 2, 3])), cfg, canvas, canvas)
+  assert states[-1].canvas.tolist() == [[0, MASK, MASK], [0, 1, MASK], [0, 1, 2]]
+  assert states[-1].counters.steps.tolist() == [1, 2, 3]
+  assert (states[-1].status == Status.LENGTH).all()
 
 
-def test_a_row_of_length_zero_is_done_from_the_start():
-  cfg = make_config('wino', 4)
-  state = make_state(cfg, 2, gen_length=np.array([0, 4]))
-  states = play(state, cfg, peaked([1, 2, 3, 4], 9), np.zeros((4, 12)))
+def test_rows_have_lengths_of_their_own_and_none_is_done_from_the_start():
+  logits = peaked(range(G), 5)
+  states = play(make_state(TWO_BLOCKS, 2, gen_length=np.array([0, 6])), TWO_BLOCKS, logits, logits)
   assert states[-1].status.tolist() == [Status.EMPTY, Status.LENGTH]
-  assert (states[-1].canvas[0] == MASK).all() and states[-1].counters.steps.tolist()[0] == 0
+  assert states[-1].canvas.tolist() == [[MASK] * G, [0, 1, 2, 3, 4, 5, MASK, MASK]]
+  assert states[-1].counters.steps[0] == 0
 
 
-def test_the_end_token_can_be_suppressed():
-  cfg = make_config('wino', 4, suppress_eos=True)
-  logits = peaked([EOS] * 4, 9)
-  logits[:, 3] = 1
-  states = play(make_state(cfg), cfg, logits, logits)
-  assert states[-1].canvas[0].tolist() == [3] * 4

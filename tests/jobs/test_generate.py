@@ -102,8 +102,10 @@ def test_chat_without_a_template_raises(text):
 def test_no_recompilation(generate):
   rng = random.Random(0)
   prompts = [[rng.randrange(3, 99) for _ in range(rng.randrange(1, 201))] for _ in range(40)]
+  # Answers of many lengths too, all of one bucket.
+  records = [{'prompt_ids': prompt, 'gen_length': rng.randrange(1, 17)} for prompt in prompts]
   start = programs()
-  results = generate(prompts, batch_size=4, refresh='interval', refresh_interval=3)
+  results = generate(records, batch_size=4, refresh='interval', refresh_interval=3)
   assert len(results) == 40
   batches = itertools.zip_longest(*[iter(map(len, prompts))] * 4)
   lengths = {min(p for p in (16, 32, 64, 128, 192, 256) if p >= max(batch)) for batch in batches}
