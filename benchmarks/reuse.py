@@ -38,7 +38,7 @@ _PAIRS = flags.DEFINE_integer('pairs', 30, 'alternating pairs per comparison', l
 _STEPS = flags.DEFINE_integer('steps', 4, 'loop steps per measurement', lower_bound=1)
 _ONLY = flags.DEFINE_enum('only', None, ['shapes', 'mixed', 'rate'], 'run one part')
 
-# Prompts of common sizes; then one far longer than its answer, and one far shorter, where reuse must at least cost nothing.
+# Prompts of common sizes; then one far longer than its answer, and one far shorter, where reuse must cost nothing.
 SHAPES = ((256, 64, 64), (512, 128, 64), (1024, 128, 64), (768, 64, 64), (512, 32, 32), (32, 256, 64))
 
 
