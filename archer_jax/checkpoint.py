@@ -193,6 +193,8 @@ def writer(
     if missing := sorted(expected.keys() - written):
       raise ValueError(f'parameters are missing: {", ".join(missing)}')
     ocp.partial.finalize(stage / 'params')
+    # Orbax looks for this file alone, but writes the path on this machine into it.
+    (stage / 'params' / 'commit_success.txt').write_text('whole\n')
     if tokenizer_dir is not None:
       if not has_tokenizer(Path(tokenizer_dir)):
         raise ValueError(f'tokenizer_dir must hold tokenizer.json, or vocab.json and merges.txt, got {tokenizer_dir}')
