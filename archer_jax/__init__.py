@@ -21,7 +21,7 @@ _PUBLIC = {
   'DecodeState': 'archer_jax.types',
   'PromptCache': 'archer_jax.types',
   'Status': 'archer_jax.types',
-  'RefreshPolicy': 'archer_jax.refresh',
+  'RefreshPolicy': 'archer_jax.config',
 }
 
 __all__ = list(_PUBLIC)

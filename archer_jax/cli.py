@@ -22,10 +22,10 @@ from archer_jax import runtime
 from archer_jax.checkpoint import read_manifest
 from archer_jax.config import CHOICES
 from archer_jax.config import KNOBS
+from archer_jax.config import POLICIES
 from archer_jax.config import KnobSpec
 from archer_jax.jobs import output
 from archer_jax.jobs.settings import DEFAULT_BLOCK_LENGTH
-from archer_jax.jobs.settings import DEFAULT_DRIFT_RADIUS
 from archer_jax.jobs.settings import MAX_SEED
 from archer_jax.jobs.settings import SETTINGS
 from archer_jax.jobs.settings import SWITCHES
@@ -114,7 +114,7 @@ def define_flags(values: flags.FlagValues) -> dict[str, list[flags.FlagHolder]]:
     'When the prompt is recomputed': [
       choice('refresh', 'by drift and margin, in every step, in the first, or by the clock', 'archer'),
       setting('drift'),
-      knob('drift_radius', DEFAULT_DRIFT_RADIUS),
+      knob('drift_radius', POLICIES['archer'].drift_radius),
       *map(knob, ('min_margin', 'refresh_interval', 'refresh_at_block_start', 'max_age')),
     ],
     'Run': [

@@ -5,7 +5,7 @@ Plain Python: nothing here imports JAX, so that a command line can check its fla
 
 from collections.abc import Mapping
 import dataclasses
-import math
+import numbers
 from typing import Any
 
 SAME_POSITION = 'same_position'
@@ -125,6 +125,9 @@ class DecodeConfig:
       raise ValueError(f'block_length must equal canvas_length for dream, got {self.block_length}')
     if self.guidance and self.decoder != 'llada':
       raise ValueError(f'guidance (cfg_scale > 0) needs decoder llada, got {self.decoder!r}')
+    for token in self.end_ids:
+      if not 0 <= token < self.model.vocab_size or token == self.model.mask_id:
+        raise ValueError(f'end_ids must be token ids other than the mask {self.model.mask_id}, got {token}')
     if self.trace_steps < 0:
       raise ValueError(f'trace_steps must not be negative, got {self.trace_steps}')
 
@@ -174,33 +177,85 @@ class KnobSpec:
   def check(self, name: str, value: Any) -> float | int:
     """Returns `value` as int or float, or raises ValueError naming field, value and range."""
     kind = 'an integer' if self.integer else 'a number'
-    span = f'in [{self.low}, {self.high}]' if math.isfinite(self.high) else f'at least {self.low}'
-    wrong_type = isinstance(value, bool) or not isinstance(value, int if self.integer else int | float)
+    # numpy's scalars are numbers too.
+    wrong_type = isinstance(value, bool) or not isinstance(value, numbers.Integral if self.integer else numbers.Real)
     # `not (low <= value <= high)` also catches NaN.
-    if wrong_type or not self.low <= value <= self.high or math.isinf(value):
-      raise ValueError(f'{name} must be {kind} {span}, got {value!r}')
+    if wrong_type or not self.low <= value <= self.high:
+      raise ValueError(f'{name} must be {kind} in [{self.low}, {self.high}], got {value!r}')
     return int(value) if self.integer else float(value)
 
 
 _INT32_MAX = 2**31 - 1
+# Far above any use, and products with logits stay finite.
+_LARGE = 1_000_000
 
 # Every number that is traced and per row. Order is that of the command line's help.
 KNOBS: Mapping[str, KnobSpec] = {
   'gen_length': KnobSpec(128, True, 1, _INT32_MAX, 'tokens to generate'),
   'steps': KnobSpec(
-    None, True, 1, _INT32_MAX, 'denoising steps of llada and dream (default: gen_length)', ('llada', 'dream')
+    None,
+    True,
+    1,
+    _INT32_MAX,
+    'denoising steps of llada and dream, as far as masks are left (default: gen_length)',
+    ('llada', 'dream'),
   ),
   'threshold': KnobSpec(0.6, False, 0, 1, 'wino commits tokens whose probability is above this', ('wino',)),
   'threshold_back': KnobSpec(0.9, False, 0, 1, 'wino takes back tokens verified below this probability', ('wino',)),
   'max_accept': KnobSpec(20, True, 1, _INT32_MAX, 'wino commits at most this many tokens a step', ('wino',)),
-  'temperature': KnobSpec(0.0, False, 0, math.inf, 'sampling temperature; 0 takes the best token'),
+  'temperature': KnobSpec(0.0, False, 0, _LARGE, 'sampling temperature; 0 takes the best token'),
   'top_p': KnobSpec(1.0, False, 0, 1, 'dream samples from this mass of the best tokens; 1 is off', ('dream',)),
   'top_k': KnobSpec(0, True, 0, _INT32_MAX, 'dream samples from this many best tokens; 0 is off', ('dream',)),
-  'cfg_scale': KnobSpec(0.0, False, 0, math.inf, 'classifier-free guidance of llada; 0 is off', ('llada',)),
-  'alg_temp': KnobSpec(0.0, False, 0, math.inf, 'randomness of the order of dream; 0 is none', ('dream',)),
+  'cfg_scale': KnobSpec(0.0, False, 0, _LARGE, 'classifier-free guidance of llada; 0 is off', ('llada',)),
+  'alg_temp': KnobSpec(0.0, False, 0, _LARGE, 'randomness of the order of dream; 0 is none', ('dream',)),
   'refresh_interval': KnobSpec(0, True, 0, _INT32_MAX, 'refresh at every so many steps of a row; 0 is never'),
   'refresh_at_block_start': KnobSpec(0, True, 0, 1, 'refresh at the first step of every block'),
   'drift_radius': KnobSpec(0.0, False, 0, 1, 'refresh when the canvas drifted further than this; 0 is never'),
-  'min_margin': KnobSpec(0.0, False, 0, math.inf, 'refresh after a reuse step with a smaller margin; 0 is never'),
+  'min_margin': KnobSpec(0.0, False, 0, _LARGE, 'refresh after a reuse step with a smaller margin; 0 is never'),
   'max_age': KnobSpec(0, True, 0, _INT32_MAX, 'refresh when the kept prompt is this many steps old; 0 is never'),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RefreshPolicy:
+  """Every schedule as one set of clauses; a row refreshes when any of them holds. 0 switches a clause off.
+
+  A row without an anchor always refreshes.
+
+  Attributes:
+    interval: at the row's steps 0, interval, 2 interval, ... through all blocks; 1 is every step.
+    max_age: when the kept prompt was used for this many steps, the refresh's own included; 1 is every step.
+    drift_radius: when the canvas about to be read is further from its anchor than this, in [0, 1].
+    min_margin: when the last step reused with a smaller margin and the canvas is not its anchor.
+    at_block_start: at the first step of every block.
+  """
+
+  interval: int = 0
+  max_age: int = 0
+  drift_radius: float = 0.0
+  min_margin: float = 0.0
+  at_block_start: bool = False
+
+  def knobs(self) -> dict[str, float | int]:
+    """The clauses under their knobs' names, checked.
+
+    Raises:
+      ValueError: a number out of its range, naming both.
+    """
+    values = {
+      'refresh_interval': self.interval,
+      'max_age': self.max_age,
+      'drift_radius': self.drift_radius,
+      'min_margin': self.min_margin,
+      'refresh_at_block_start': int(self.at_block_start),
+    }
+    return {name: KNOBS[name].check(name, value) for name, value in values.items()}
+
+
+# The named rules; `interval` has no number of its own.
+POLICIES: Mapping[str, RefreshPolicy] = {
+  'archer': RefreshPolicy(drift_radius=0.25),
+  'always': RefreshPolicy(interval=1),
+  'once': RefreshPolicy(),
+  'interval': RefreshPolicy(),
 }

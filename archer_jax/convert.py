@@ -79,6 +79,8 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
     raise ValueError(f'dtype must be one of {", ".join(CHOICES["dtype"])}, got {dtype!r}')
   if output.exists():
     raise FileExistsError(f'output {output} exists already and is never overwritten')
+  if not output.absolute().parent.is_dir():
+    raise ValueError(f'output must be in a folder that exists, got {output.absolute().parent}')
   if not source.is_dir():
     raise FileNotFoundError(f'source {source} must be a folder with config.json and safetensors files')
   hf_config = _read_json(source / 'config.json')

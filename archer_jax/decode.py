@@ -10,6 +10,7 @@ import jax
 from jax import Array
 from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from archer_jax import cache as cache_lib
 from archer_jax import refresh
@@ -38,7 +39,8 @@ def init_state(
     cfg: the program's config.
 
   Raises:
-    ValueError: shapes that do not belong together, or a gen_length longer than the canvas.
+    ValueError: shapes that do not belong together; and where the values are at hand, which they are not under jit, a
+      gen_length longer than the canvas, padding on the right, or a cfg_scale that nothing would read.
   """
   batch, _ = prompt_tokens.shape
   if prompt_valid.shape != prompt_tokens.shape:
@@ -49,8 +51,7 @@ def init_state(
     raise ValueError(
       f'knobs and seeds must have {batch} rows like prompt_tokens, got {knobs.gen_length.shape} and {jnp.shape(seeds)}'
     )
-  if not isinstance(knobs.gen_length, jax.core.Tracer) and (longest := int(knobs.gen_length.max())) > cfg.canvas_length:
-    raise ValueError(f'gen_length must be at most canvas_length={cfg.canvas_length}, got {longest}')
+  _check_values(prompt_valid, knobs, cfg)
 
   zeros = lambda: jnp.zeros((batch,), jnp.int32)
   canvas = lambda value: jnp.full((batch, cfg.canvas_length), value, jnp.int32)
@@ -76,6 +77,19 @@ def init_state(
     trace=_empty_trace(batch, cfg) if cfg.trace_steps else None,
   )
   return DECODERS[cfg.decoder].enter_block(state, cfg)
+
+
+def _check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:
+  """Raises ValueError for values that would be misread; traced ones cannot be looked at."""
+  if any(isinstance(value, jax.core.Tracer) for value in (prompt_valid, knobs.gen_length, knobs.cfg_scale)):
+    return
+  valid = np.asarray(prompt_valid, bool)
+  if (row := np.flatnonzero((valid[:, :-1] & ~valid[:, 1:]).any(axis=1))).size:
+    raise ValueError(f'prompt_valid must be padding on the left only, got {valid[row[0]].tolist()} in row {row[0]}')
+  if (longest := int(knobs.gen_length.max())) > cfg.canvas_length:
+    raise ValueError(f'gen_length must be at most canvas_length={cfg.canvas_length}, got {longest}')
+  if not cfg.guidance and (scale := float(knobs.cfg_scale.max())) > 0:
+    raise ValueError(f'cfg_scale must be 0 without guidance in the config, got {scale}')
 
 
 def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState:
@@ -111,7 +125,8 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
   counters = state.counters
   counters = Counters(
     steps=counters.steps + 1,
-    nfe=counters.nfe + (2 if cfg.guidance else 1),
+    # A row without guidance has no use for its second forward in a guided batch.
+    nfe=counters.nfe + 1 + (cfg.guidance & (state.knobs.cfg_scale > 0)).astype(jnp.int32),
     refreshes=counters.refreshes + need.astype(jnp.int32),
     accepted=counters.accepted + accepted,
     remasked=counters.remasked + remasked,
@@ -153,7 +168,8 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
   )
   status = jnp.where(finite, _status(state, moved, update, cfg), jnp.int32(Status.NOT_FINITE))
   status = jnp.where(state.done, state.status, status)
-  # A row that is done, or just met numbers that are none, keeps all it had.
+  # A row that is done keeps all it had. So does one whose logits are not finite, except that the keys and values of a
+  # failed refresh are spoilt; the failed step is not counted, so that `counters.steps` is its number.
   light = lambda s: dataclasses.replace(s, cache=None, cache_uncond=None, trace=None, prompt_tokens=None)
   frozen = jax.tree.map(functools.partial(_select, live), light(moved), light(state))
   return dataclasses.replace(
@@ -173,8 +189,7 @@ def decode(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState:
 
   The state is donated: its buffers become the result's, so it must not be used again.
   """
-  step = functools.partial(decode_step, cfg=cfg)
-  return lax.while_loop(lambda state: jnp.any(~state.done), lambda state: step(params, state), state)
+  return lax.while_loop(lambda s: jnp.any(~s.done), lambda s: decode_step(params, s, cfg=cfg), state)
 
 
 def step_limit(knobs: Knobs, cfg: DecodeConfig) -> int:

@@ -16,6 +16,9 @@ TOKEN_STREAM = 0
 ORDER_STREAM = 1
 ALG_TEMP_STREAM = 2
 
+# Named, not JAX's configurable default: under others, draws of a batch depend on the slot.
+PRNG = 'threefry2x32'
+
 
 def logit(p: Array) -> Array:
   """log(p / (1 - p)); minus infinity for p <= 0 and infinity for p >= 1, so such thresholds never bind."""
@@ -117,7 +120,7 @@ def position_keys(seed: Array, stream: int, row_step: Array, index: Array) -> Ar
   """
 
   def row_keys(seed, step, index):
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), step)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed, impl=PRNG), stream), step)
     return jax.vmap(lambda column: jax.random.fold_in(key, column))(index)
 
   return jax.vmap(row_keys)(seed, row_step, index)
@@ -142,7 +145,9 @@ def add_gumbel(scores: Array, scale: Array, keys: Array) -> Array:
   """
 
   def noisy():
-    noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, scores.shape[-1:], jnp.float32)))(keys)
+    # `high`: among many tokens the largest draws decide, which the default resolves coarsely.
+    draw = lambda key: jax.random.gumbel(key, scores.shape[-1:], jnp.float32, mode='high')
+    noise = jax.vmap(jax.vmap(draw))(keys)
     return scores + scale[:, None, None] * noise
 
   return jax.lax.cond(jnp.any(scale > 0), noisy, lambda: scores)

@@ -1,55 +1,12 @@
-"""When to refresh: drift of the canvas from its anchor, the policy, and the decision of a step.
+"""When to refresh: drift of the canvas from its anchor, and the decision of a step by its policy's clauses.
 
 Axes: B batch, G canvas.
 """
 
-import dataclasses
-
 from jax import Array
 import jax.numpy as jnp
 
-from archer_jax.config import KNOBS
 from archer_jax.types import DecodeState
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RefreshPolicy:
-  """Every schedule as one set of clauses; a row refreshes when any of them holds. 0 switches a clause off.
-
-  A row without an anchor always refreshes.
-
-  Attributes:
-    interval: at the row's steps 0, interval, 2 interval, ... through all blocks; 1 is every step.
-    max_age: when the kept prompt was used for this many steps, the refresh's own included; 1 is every step.
-    drift_radius: when the canvas about to be read is further from its anchor than this, in [0, 1].
-    min_margin: when the last step reused with a smaller margin and the canvas is not its anchor.
-    at_block_start: at the first step of every block.
-  """
-
-  interval: int = 0
-  max_age: int = 0
-  drift_radius: float = 0.0
-  min_margin: float = 0.0
-  at_block_start: bool = False
-
-  def knobs(self) -> dict[str, float | int]:
-    """The clauses under their knobs' names, checked.
-
-    Raises:
-      ValueError: a number out of its range, naming both.
-    """
-    values = {
-      'refresh_interval': self.interval,
-      'max_age': self.max_age,
-      'drift_radius': self.drift_radius,
-      'min_margin': self.min_margin,
-      'refresh_at_block_start': int(self.at_block_start),
-    }
-    return {name: KNOBS[name].check(name, value) for name, value in values.items()}
-
-
-ALWAYS = RefreshPolicy(interval=1)
-ONCE = RefreshPolicy()
 
 
 def changed_positions(state: DecodeState) -> Array:

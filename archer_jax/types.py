@@ -19,7 +19,7 @@ class Status(enum.IntEnum):
   """Why a row stopped; carried in the loop as int32 because XLA cannot raise."""
 
   RUNNING = 0
-  LENGTH = 1  # the whole canvas is written
+  LENGTH = 1  # all blocks are through
   STOP = 2  # an end token stands in the canvas with no mask before it
   STEP_LIMIT = 3  # the bound of the loop was reached first
   NOT_FINITE = 4  # the logits of a step were NaN or infinite; the row keeps the canvas of the step before
@@ -56,7 +56,7 @@ class Knobs:
     """Broadcasts scalars or [B] arrays over `batch` rows; what is not given takes its default.
 
     Raises:
-      TypeError: a name that is no knob.
+      TypeError: a name that is no knob, or fractions where a knob counts.
     """
     if unknown := sorted(set(values) - set(KNOBS)):
       raise TypeError(f'{unknown[0]} is no knob; there are {", ".join(KNOBS)}')
@@ -64,6 +64,8 @@ class Knobs:
     for name, spec in KNOBS.items():
       default = values.get('gen_length', KNOBS['gen_length'].default) if spec.default is None else spec.default
       dtype = jnp.int32 if spec.integer else jnp.float32
+      if spec.integer and not jnp.issubdtype(jnp.result_type(values.get(name, default)), jnp.integer):
+        raise TypeError(f'{name} must be integers, got {values[name]!r}')
       # A copy per knob: two leaves of a donated state must never share a buffer.
       columns[name] = jnp.array(jnp.broadcast_to(jnp.asarray(values.get(name, default), dtype), (batch,)))
     return cls(**columns)
@@ -90,7 +92,7 @@ class PromptCache:
 
 @_state
 class Trace:
-  """Per-step records of fixed length S; row b holds `counters.steps[b]` of them."""
+  """Per-step records of fixed length S; row b holds its first `counters.steps[b]`, as far as they fit."""
 
   canvas: Array  # int32 [B, S, G], after the step
   refresh: Array  # bool [B, S]

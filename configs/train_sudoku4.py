@@ -64,7 +64,7 @@ def get_config() -> ml_collections.ConfigDict:
       'block_length': 16,
       'shadow': 'self',
       'threshold': 0.9,
-      'prompt': 'sudoku4:3102200002100320=',
+      'prompt': 'sudoku4:0210010000000001=',
     }
   )
   return config

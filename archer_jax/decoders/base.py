@@ -127,8 +127,7 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
   """Candidates of `wino` and `llada`.
 
   The token is the argmax of z + temperature * Gumbel noise. With `never` the mask token is no candidate but stays in
-  the softmax that the confidence comes from; a suppressed end token is in neither. The confidence is that of the clean
-  logits, whatever the temperature.
+  the softmax that the confidence comes from. The confidence is that of the clean logits, whatever the temperature.
 
   Args:
     state: the current state.
@@ -136,13 +135,10 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
     z: float32 [B, R, V].
     cfg: the program's config.
   """
-  ids = jnp.arange(cfg.model.vocab_size)
-  if cfg.suppress_eos:
-    z = jnp.where(ids == cfg.model.eos_id, -jnp.inf, z)
   keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
   choice = numerics.add_gumbel(z, state.knobs.temperature, keys)
   if not cfg.allows_mask:
-    choice = jnp.where(ids == cfg.model.mask_id, -jnp.inf, choice)
+    choice = jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.mask_id, -jnp.inf, choice)
   token, gap = numerics.best_token(choice)
   confidence = numerics.log_odds(z, token)
   # Where the confidence does not change continuously as the best token changes, every candidate must hold.
@@ -151,6 +147,13 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
     confidence = jnp.where(is_any(token, end_tokens(cfg)), -jnp.inf, confidence)
     exact = jnp.zeros_like(exact)
   return Candidates(token=token, gap=gap, confidence=confidence, exact=exact)
+
+
+def permitted(logits: Array, cfg: DecodeConfig) -> Array:
+  """Logits float32 [B, R, V] without a suppressed end token: neither a candidate nor in any softmax."""
+  if not cfg.suppress_eos:
+    return logits
+  return jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.eos_id, -jnp.inf, logits)
 
 
 def end_tokens(cfg: DecodeConfig) -> tuple[int, ...]:

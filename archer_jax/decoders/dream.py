@@ -7,6 +7,7 @@ are divided by the temperature and filtered by top_p, then top_k, before tokens 
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -29,6 +30,7 @@ class _Filtered:
   choice: Array  # float32 [B, R, V], minus infinity where a token may not be written
   full: Array  # float32 [B, R, V], the same with the mask token in it: what probabilities are taken from
   cut_margin: Array  # float32 [B, R], margin of the filters' cuts, in units of the scaled logits
+  lead: Array  # float32 [B, R], lead of the best token before the filters; infinite where none was active
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Dream(base.Decoder):
   def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
     knobs = state.knobs
     eligible = base.mask_positions(state, cfg)
-    sampled = knobs.temperature > 0
+    # Logits divided by less would overflow.
+    sampled = knobs.temperature > 1e-30
     scale = jnp.where(sampled, knobs.temperature, jnp.float32(1))
     kept = _filter(logits / scale[:, None, None], knobs.top_p, knobs.top_k, cfg)
     keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
@@ -67,10 +70,11 @@ class Dream(base.Decoder):
       chosen_among = jnp.any(write, axis=1) & jnp.any(eligible & ~write, axis=1)
       depends = jnp.where(chosen_among[:, None], eligible, write)
 
-    argmax_of = jnp.where(sampled[:, None], depends, write)
-    # Without sampling the best token survives every cut, so that the cuts matter to the scores alone.
+    # Without sampling the best token survives every cut: what it is depends on its lead before the filters, and the cuts
+    # matter to the scores alone.
+    gap = jnp.where(sampled[:, None], gap, jnp.minimum(gap, kept.lead))
+    margin = jnp.minimum(numerics.smallest(gap, jnp.where(sampled[:, None], depends, write)) / 2, rank_margin)
     cuts_of = jnp.where(sampled[:, None], depends, depends & (cfg.alg != 'origin'))
-    margin = jnp.minimum(numerics.smallest(gap, argmax_of) / 2, rank_margin)
     # A change e of the logits is a change e / scale of the scaled ones.
     margin = scale * jnp.minimum(margin, numerics.smallest(kept.cut_margin, cuts_of))
 
@@ -90,11 +94,16 @@ class Dream(base.Decoder):
 
 def _schedule(state: DecodeState) -> tuple[Array, Array]:
   """The share of its masks that each row writes in this step, float32 [B], and whether it is the row's last step."""
-  steps = state.knobs.steps.astype(jnp.float32)
-  slope = jnp.float32(_EPS - 1) / steps
-  now = 1 + slope * state.row_step.astype(jnp.float32)
-  then = 1 + slope * (state.row_step + 1).astype(jnp.float32)
-  return 1 - then / now, state.row_step + 1 >= state.knobs.steps
+  steps = state.knobs.steps
+
+  def time(i):
+    # The second half is counted from the end, as the public code's linspace does in float32.
+    slope = jnp.float32(_EPS - 1) / steps.astype(jnp.float32)
+    from_start = 1 + slope * i.astype(jnp.float32)
+    from_end = jnp.float32(_EPS) - slope * (steps - i).astype(jnp.float32)
+    return jnp.where(2 * i < steps + 1, from_start, from_end)
+
+  return 1 - time(state.row_step + 1) / time(state.row_step), state.row_step + 1 >= steps
 
 
 def _uniform(state: DecodeState, index: Array) -> Array:
@@ -137,12 +146,15 @@ def _filter(z: Array, top_p: Array, top_k: Array, cfg: DecodeConfig) -> _Filtere
     limit = pick(ordered, n - 1)
     margin = jnp.minimum(jnp.where(active_p, margin_p, jnp.inf), jnp.where(active_k, margin_k, jnp.inf))
     active = active_p | active_k
-    return jnp.where(active[..., None] & (choice < limit[..., None]), -jnp.inf, choice), margin
+    lead = jnp.where(active, ordered[..., 0] - ordered[..., 1], jnp.inf)
+    return jnp.where(active[..., None] & (choice < limit[..., None]), -jnp.inf, choice), margin, lead
 
-  nothing = lambda: (choice, jnp.full(z.shape[:-1], jnp.inf, z.dtype))
-  kept, cut_margin = jax.lax.cond(jnp.any((top_p < 1) | (top_k > 0)), filtered, nothing)
+  unbound = jnp.full(z.shape[:-1], jnp.inf, z.dtype)
+  kept, cut_margin, lead = jax.lax.cond(
+    jnp.any((top_p < 1) | (top_k > 0)), filtered, lambda: (choice, unbound, unbound)
+  )
   full = kept if cfg.allows_mask else jnp.where(is_mask, z, kept)
-  return _Filtered(choice=kept, full=full, cut_margin=cut_margin)
+  return _Filtered(choice=kept, full=full, cut_margin=cut_margin, lead=lead)
 
 
 def _score(state: DecodeState, index: Array, token: Array, kept: _Filtered, cfg: DecodeConfig) -> tuple[Array, Array]:
@@ -152,7 +164,7 @@ def _score(state: DecodeState, index: Array, token: Array, kept: _Filtered, cfg:
     float32 [B, R] scores, higher is written first, and float32 [B], the largest change of a score under a change of
     the scaled logits with (max - min) / 2 = 1.
   """
-  odds = numerics.log_odds(kept.full, token)
+  alg_temp = state.knobs.alg_temp
   if cfg.alg == 'topk_margin':
     best, _ = numerics.best_token(kept.choice)
     others = jnp.where(jnp.arange(kept.choice.shape[-1]) == best[..., None], -jnp.inf, kept.choice)
@@ -161,24 +173,26 @@ def _score(state: DecodeState, index: Array, token: Array, kept: _Filtered, cfg:
     # Where the filters leave one token, there is no second: its probability is 0.
     alone = jnp.isneginf(jnp.max(others, axis=-1))
     score = probability(best) - jnp.where(alone, jnp.float32(0), probability(second))
-    slope = 1.0
+    slope = jnp.ones_like(alg_temp)
   elif cfg.alg == 'entropy':
     log_p = jax.nn.log_softmax(kept.choice, axis=-1)
     score = jnp.sum(jnp.where(jnp.isneginf(log_p), 0.0, jnp.exp(log_p) * log_p), axis=-1)
-    slope = entropy_slope(cfg.model.vocab_size)
+    slope = jnp.full_like(alg_temp, entropy_slope(cfg.model.vocab_size))
   else:
-    score, slope = odds, 2.0
-  alg_temp = state.knobs.alg_temp[:, None]
-  if cfg.alg == 'maskgit_plus':
-    # With noise the published weights are powers of e^p, so that here the probability itself is the score.
-    score = jnp.where(alg_temp > 0, jax.nn.sigmoid(odds), score)
-  noise = numerics.position_gumbel(state.seed, numerics.ALG_TEMP_STREAM, state.row_step, index)
-  score = score + jnp.where(alg_temp > 0, alg_temp * noise, jnp.float32(0))
-  if cfg.alg == 'maskgit_plus':
-    return score, jnp.where(state.knobs.alg_temp > 0, jnp.float32(0.5), jnp.float32(slope))
-  return score, jnp.full_like(state.knobs.alg_temp, slope)
+    # With noise the published weights are powers of e^p, so that there the probability itself is the score.
+    odds = numerics.log_odds(kept.full, token)
+    score = jnp.where(alg_temp[:, None] > 0, jax.nn.sigmoid(odds), odds)
+    slope = jnp.where(alg_temp > 0, jnp.float32(0.5), jnp.float32(2))
+
+  def noisy():
+    noise = numerics.position_gumbel(state.seed, numerics.ALG_TEMP_STREAM, state.row_step, index)
+    # Selected, not multiplied by zero: a score may be infinite.
+    return jnp.where(alg_temp[:, None] > 0, score + alg_temp[:, None] * noise, score)
+
+  return jax.lax.cond(jnp.any(alg_temp > 0), noisy, lambda: score), slope
 
 
+@functools.cache
 def entropy_slope(vocab_size: int) -> float:
   """L_V = max over q of 2 q (1 - q) (log(V - 1) + logit q), the steepest change of the entropy of V tokens.
 

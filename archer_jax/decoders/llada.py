@@ -22,12 +22,16 @@ class LLaDA(base.Decoder):
   def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
     return base.block_decision_index(state, cfg)
 
+  def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
+    # Steps that would write nothing are not taken, unless a predicted mask may have left something to write.
+    return state.knobs.steps if cfg.allows_mask else jnp.minimum(state.knobs.steps, state.gen_length)
+
   def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
     end = base.block_end(state, cfg)
     masks = base.mask_positions(state, cfg)
     # With `never` no mask stands before the block, so that this is the block's own masks.
     eligible = base.from_canvas(masks, index, False) & (index < end[:, None])
-    chosen = base.candidates(state, index, logits, cfg)
+    chosen = base.candidates(state, index, base.permitted(logits, cfg), cfg)
 
     n_blocks = jnp.maximum(base.block_count(state.gen_length, cfg), 1)
     block_steps = state.knobs.steps // n_blocks + (state.block < state.knobs.steps % n_blocks).astype(jnp.int32)

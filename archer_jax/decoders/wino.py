@@ -16,8 +16,7 @@ from archer_jax.config import DecodeConfig
 from archer_jax.decoders import base
 from archer_jax.types import DecodeState
 
-# The re-mask bound of a block's first step, as in the public code. Nothing stands in a fresh block, so it never binds
-# there except where `official` mask prediction entered a block with tokens in it.
+# The re-mask bound of a block's first step, as in the public code; nothing stands in a fresh block, so it never binds.
 _FIRST_LAST_ACCEPT = 30
 
 
@@ -32,9 +31,14 @@ class Wino(base.Decoder):
     """A block needs at most as many steps as positions were pending at its start.
 
     (pending + last_accept) falls by at least one in every step. With `never` these are gen_length over all blocks;
-    with `official` a block may also take up every column before it.
+    with `official` a block may also take up every column before it, so that it is the sum of the blocks' ends.
     """
-    return state.gen_length * (base.block_count(state.gen_length, cfg) if cfg.allows_mask else 1)
+    if not cfg.allows_mask:
+      return state.gen_length
+    n_blocks = base.block_count(state.gen_length, cfg).astype(jnp.float32)
+    # In float32, since many short blocks overflow an int32; the bound need not be exact.
+    total = n_blocks * (n_blocks + 1) / 2 * cfg.block_length
+    return jnp.minimum(total, jnp.float32(2**30)).astype(jnp.int32)
 
   def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> DecodeState:
     before_end = jnp.arange(cfg.canvas_length)[None] < base.block_end(state, cfg)[:, None]
@@ -46,6 +50,7 @@ class Wino(base.Decoder):
 
   def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
     knobs = state.knobs
+    logits = base.permitted(logits, cfg)
     rows = index.shape[1]
     eligible = base.from_canvas(state.pending, index, False)
     chosen = base.candidates(state, index, logits[:, :rows], cfg)

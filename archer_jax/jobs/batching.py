@@ -14,6 +14,7 @@ from archer_jax.config import DecodeConfig
 from archer_jax.decode import init_state
 from archer_jax.decode import step_limit
 from archer_jax.jobs.settings import Settings
+from archer_jax.numerics import PRNG
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
 
@@ -36,7 +37,7 @@ def bucket(name: str, length: int, table: Sequence[int]) -> int:
 
 def row_seed(seed: int, index: int) -> int:
   """The seed in [0, 2^32) of the request at an input index, under a run's seed."""
-  return int(jax.random.bits(jax.random.fold_in(jax.random.key(seed), index)))
+  return int(jax.random.bits(jax.random.fold_in(jax.random.key(seed, impl=PRNG), index)))
 
 
 def batch_config(

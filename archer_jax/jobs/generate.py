@@ -158,8 +158,8 @@ def generate(
   """
   if isinstance(prompts, str | Mapping):
     raise ValueError(f'prompts must be a list of prompts, got {prompts!r}')
-  if batch_size < 1:
-    raise ValueError(f'batch_size must be positive, got {batch_size}')
+  if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    raise ValueError(f'batch_size must be a positive integer, got {batch_size!r}')
   given = {'chat': chat, 'refresh': refresh, 'seed': seed, **settings}
   run = make_settings(model.config, given if decoder is None else {**given, 'decoder': decoder})
   requests = []
@@ -177,6 +177,8 @@ def _as_record(prompt: Any) -> Mapping[str, Any]:
     return prompt
   if isinstance(prompt, str):
     return {'prompt': prompt}
+  if not isinstance(prompt, Iterable):
+    raise ValueError(f'a prompt must be a text, token ids, messages or a record, got {prompt!r}')
   items = prompt.tolist() if isinstance(prompt, np.ndarray | jax.Array) else list(prompt)
   if items and isinstance(items[0], Mapping):
     return {'messages': items}
@@ -272,8 +274,9 @@ def _result(
     trace['canvas_after_step'] = trace['canvas_after_step'][:, :length]
   # A reuse step feeds canvas and shadow, and the last prompt row where the model reads a position from the row before.
   lead = 1 if cfg.model.logit_alignment == SHIFTED and prompt else 0
-  fresh = length + cfg.shadow_length
-  streams = 2 if cfg.guidance else 1
+  # The shadow counts as that of a whole block, in a short last block too.
+  fresh = length + min(cfg.shadow_length, length)
+  streams = 2 if cfg.guidance and request.knobs['cfg_scale'] > 0 else 1
   return Result(
     index=request.index,
     id=request.id,

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 from typing import Any
-from typing import TextIO
 
 import numpy as np
 
@@ -59,13 +58,49 @@ def _check_writable(field: str, folder: Path) -> None:
     raise ValueError(f'{field} must be in a folder that can be written, got {folder}: {error.strerror}') from error
 
 
-def write_records(file: TextIO, results: list['Result']) -> None:
-  """Writes one JSON line per result and hands them to the operating system, so that they stay whatever follows."""
-  for result in results:
-    file.write(json.dumps(result.record(), ensure_ascii=False, allow_nan=False) + '\n')
-  file.flush()
-  if file is not sys.stdout:
-    os.fsync(file.fileno())
+class RecordFile:
+  """A new file of JSON lines in which there are whole lines only, whatever happens.
+
+  Raises:
+    FileExistsError: the file is there already.
+  """
+
+  def __init__(self, path: Path):
+    # Unbuffered, so that nothing of a failed line can follow later.
+    self._file = open(path, 'xb', buffering=0)  # noqa: SIM115 (closed by __exit__)
+
+  def __enter__(self) -> 'RecordFile':
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self._file.close()
+
+  def write(self, results: list['Result']) -> None:
+    """Writes one line per result and has them on the disk when it returns.
+
+    Raises:
+      OSError: what hindered it; the lines of earlier calls stay, and no part of a line is left behind.
+    """
+    for result in results:
+      start, line = self._file.tell(), record_line(result).encode()
+      try:
+        while line:
+          line = line[self._file.write(line) :]
+      except OSError as error:
+        os.ftruncate(self._file.fileno(), start)
+        raise OSError(f'output {self._file.name} cannot be written: {error.strerror}') from error
+    os.fsync(self._file.fileno())
+
+
+def record_line(result: 'Result') -> str:
+  """One line of JSON."""
+  return json.dumps(result.record(), ensure_ascii=False, allow_nan=False) + '\n'
+
+
+def print_records(results: list['Result']) -> None:
+  """Writes one JSON line per result to stdout."""
+  sys.stdout.write(''.join(map(record_line, results)))
+  sys.stdout.flush()
 
 
 def write_trace(folder: Path, result: 'Result') -> None:

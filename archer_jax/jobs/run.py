@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 from pathlib import Path
@@ -72,10 +71,9 @@ class Job:
         entries = read_requests(lines, self.settings, self.tokenizer)
       write = _TextWriter(self.prompts).write
       if options['output'] == '-':
-        write = functools.partial(output.write_records, sys.stdout)
+        write = output.print_records
       elif options['output'] is not None:
-        file = stack.enter_context(open(options['output'], 'x', encoding='utf-8'))
-        write = functools.partial(output.write_records, file)
+        write = stack.enter_context(output.RecordFile(Path(options['output']))).write
       for results in decode_requests(
         self.params,
         self.tokenizer,
@@ -103,6 +101,9 @@ class Job:
     if self.prompts is not None:
       took = f' · {timing.decode_seconds:.2f} s after {timing.compile_seconds:.1f} s of compiling' if timing else ''
       console.print(f'{summary.sentence()}{took}', style='dim', soft_wrap=True)
+    elif summary.errors:
+      where = f', see {options["output"]}' if options['output'] not in (None, '-') else ''
+      console.print(f'{summary.errors} of {summary.records} records are errors{where}', soft_wrap=True)
     if not options['stats']:
       return
     console.print(summary.table(timing))

@@ -5,10 +5,12 @@ Plain Python without JAX, so that a mistake is told before anything is loaded.
 
 from collections.abc import Mapping
 import dataclasses
+import numbers
 from typing import Any
 
 from archer_jax.config import CHOICES
 from archer_jax.config import KNOBS
+from archer_jax.config import POLICIES
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
 
@@ -16,7 +18,6 @@ MAX_SEED = 2**32 - 1
 # At most gen_length.
 DEFAULT_BLOCK_LENGTH = 64
 # Of the refresh rule `archer`; the others have no radius.
-DEFAULT_DRIFT_RADIUS = 0.25
 
 _ALL = CHOICES['decoder']
 _BLOCKS = ('wino', 'llada')
@@ -87,9 +88,14 @@ def check_setting(name: str, value: Any) -> Any:
 
 def _whole(name: str, value: Any, low: int, high: int | None) -> int:
   span = f'at least {low}' if high is None else f'in [{low}, {high}]'
-  if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+  if (
+    isinstance(value, bool)
+    or not isinstance(value, numbers.Integral)
+    or value < low
+    or (high is not None and value > high)
+  ):
     raise ValueError(f'{name} must be an integer {span}, got {value!r}')
-  return value
+  return int(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,8 +191,7 @@ def make_settings(
 
   if refresh == 'interval' and 'refresh_interval' not in wanted:
     raise ValueError('refresh_interval must be given with refresh interval')
-  # The named rules as clauses; `always` and `once` are an interval and nothing at all.
-  clauses = {'archer': {'drift_radius': DEFAULT_DRIFT_RADIUS}, 'always': {'refresh_interval': 1}}.get(refresh, {})
+  clauses = POLICIES[refresh].knobs()
   knobs = {name: wanted.get(name, clauses.get(name, spec.default)) for name, spec in KNOBS.items()}
   length = knobs['gen_length']
   block_length = None
