@@ -57,8 +57,8 @@ def start(prompt_ids, cfg: DecodeConfig, *, length: int = PROMPT_LENGTH, seeds=N
   seeds = np.arange(batch) if seeds is None else np.asarray(seeds)
   knobs = {'gen_length': cfg.canvas_length} | knobs
   state = init_state(tokens, valid, Knobs.make(batch, **knobs), seeds.astype(np.uint32), cfg=cfg)
-  # Loaded parameters are committed to a device, and so is what a step returns; a state that is not would be compiled for
-  # once more.
+  # Loaded parameters are committed to a device, and so is what a step returns; for a state that is not, the step would
+  # be compiled once more.
   return jax.device_put(state, jax.devices()[0])
 
 
@@ -120,7 +120,7 @@ def run_steps(params, state: DecodeState, cfg: DecodeConfig, full: bool = False)
 
 @contextlib.contextmanager
 def stub_logits(make):
-  """Replaces the forward by `make(state, index, cfg)`, which returns logits [B, R + shadow, V]; caches stay as they are.
+  """Replaces the forward by `make(state, index, cfg)`, which returns logits [B, R + shadow, V]; caches stay.
 
   Programs must be traced inside, and not reused outside.
   """

@@ -179,7 +179,10 @@ def test_guided_reuse(guided):
     state, logits = step(guided, state)
   for b, row in enumerate(uncached.rows_of(before)):
     parts = []
-    for cache, prompt in ((before.cache, row.prompt), (before.cache_uncond, np.full_like(row.prompt, cfg.model.mask_id))):
+    for cache, prompt in (
+      (before.cache, row.prompt),
+      (before.cache_uncond, np.full_like(row.prompt, cfg.model.mask_id)),
+    ):
       kept = [(np.asarray(k[b]), np.asarray(v[b])) for k, v in zip(cache.k, cache.v, strict=True)]
       fed = dataclasses.replace(row, prompt=prompt)
       parts.append(uncached.plain_forward(params, cfg.model, *uncached.layout(fed, cfg), kept=kept)[0])

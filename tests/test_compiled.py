@@ -46,7 +46,13 @@ def abstract_state(cfg, batch=BATCH, length=programs.PROMPT_LENGTH):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize(
   ('decoder', 'changes'),
-  [('wino', {}), ('llada', {}), ('dream', {}), ('llada', {'guidance': True}), ('wino', {'mask_prediction': 'official'})],
+  [
+    ('wino', {}),
+    ('llada', {}),
+    ('dream', {}),
+    ('llada', {'guidance': True}),
+    ('wino', {'mask_prediction': 'official'}),
+  ],
 )
 def test_types_of_the_state_are_a_fixed_point(golden, decoder, changes, dtype):
   cfg = programs.config(golden, decoder, dtype=dtype, **changes)
@@ -97,50 +103,48 @@ def test_donated_buffers_are_used(llada_tiny):
     warnings.simplefilter('error')
     result = decode(llada_tiny.params, first, cfg=cfg)
   assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
-  with pytest.raises(RuntimeError, match='deleted'):
+  with pytest.raises((RuntimeError, ValueError), match='deleted'):
     decode(llada_tiny.params, first, cfg=cfg)
   # A used-up state does not stand in the way of the next one, and the parameters are nobody's to delete.
   again = decode(llada_tiny.params, state, cfg=cfg)
   np.testing.assert_array_equal(result.canvas, again.canvas)
 
 
-@functools.cache
-def compiled_text(model, decoder):
-  golden = mock.Mock(config=model)
-  # A prompt longer than anything else, so that nothing but the cache has its size.
+def compiled_text(golden, decoder):
   cfg = programs.config(golden, decoder)
-  lowered = decode.lower(abstract_params(model), abstract_state(cfg), cfg=cfg)
-  return cfg, lowered.compile().as_text()
+  lowered = decode.lower(golden.params, full_state(cfg), cfg=cfg)
+  # As users compile it for one decoder; where copies go is decided before what the quick options leave out.
+  return cfg, lowered.compile(programs.FULL if decoder == 'wino' else programs.QUICK).as_text()
 
 
-def copies(cfg, text, rows):
-  """Copies of keys or values of all rows, whatever the order of their axes; `rows` says which lengths count."""
-  sizes = [BATCH, cfg.model.n_kv_heads, cfg.model.head_dim]
+def copies_of_keys(cfg, text):
+  """Copies, with their number of rows, of keys or values of the whole batch, whatever the order of their axes."""
   found = []
   for instruction in programs_text.instructions_inside_loops(text):
     if instruction.opcode in ('copy', 'copy-start') and len(instruction.shape) == 4:
       left = list(instruction.shape)
-      for size in sizes:
+      for size in (BATCH, cfg.model.n_kv_heads, cfg.model.head_dim):
         if size in left:
           left.remove(size)
-      if len(left) == 1 and rows(left[0]):
-        found.append(instruction.text[:120])
+      if len(left) == 1:
+        found.append((left[0], instruction.text))
   return found
 
 
 @pytest.mark.parametrize('decoder', DECODERS)
 def test_no_copy_of_the_cache_in_the_loop(golden, decoder):
   """Rows refresh or not as they like (B = 4), and the kept arrays are updated in place."""
-  cfg, text = compiled_text(golden.config, decoder)
+  cfg, text = compiled_text(golden, decoder)
   assert len(programs_text.instructions_inside_loops(text)) > 1000
-  assert copies(cfg, text, lambda rows: rows == programs.PROMPT_LENGTH) == []
+  assert [line for rows, line in copies_of_keys(cfg, text) if rows == programs.PROMPT_LENGTH] == []
 
 
 @pytest.mark.xfail(strict=True, reason='attention copies kept and fresh keys together into the layout of its products')
 @pytest.mark.parametrize('decoder', DECODERS)
-def test_no_copy_of_the_keys_in_the_loop(golden, decoder):
-  cfg, text = compiled_text(golden.config, decoder)
-  assert copies(cfg, text, lambda rows: rows >= programs.PROMPT_LENGTH) == []
+def test_a_reuse_step_copies_no_kept_keys(golden, decoder):
+  cfg, text = compiled_text(golden, decoder)
+  found = [line for rows, line in copies_of_keys(cfg, text) if rows > programs.PROMPT_LENGTH]
+  assert [line for line in found if '/cond/branch_0_fun/' in line] == []
 
 
 def rows_fed(cfg, length):
@@ -178,8 +182,9 @@ def test_rows_fed_by_each_forward(golden, decoder):
   keys = {(BATCH, canvas + shadow)}
   assert reuse == {(BATCH, lead + canvas + shadow), head} | keys
   assert max(rows for _, rows in reuse) < max(rows for _, rows in refresh)
-  # The head, seven projections a layer; the last layer of the row loop stops at its keys and values.
-  assert [len(fed[path]) for path in sorted(fed)] == [6 * cfg.model.n_layers + 1] * 2 + [6 * cfg.model.n_layers - 4]
+  # Five kernels a layer and the head multiply rows of width D; the row loop ends at the last layer's keys and values.
+  layers = 5 * cfg.model.n_layers
+  assert [len(fed[path]) for path in sorted(fed)] == [layers + 1, layers + 1, layers - 3]
 
 
 LLADA_8B = ModelConfig(
@@ -220,8 +225,9 @@ def test_vocabulary_is_met_by_decision_rows_only(decoder):
     shapes.append(found)
     temporary.append(program.memory_analysis().temp_size_in_bytes)
   assert shapes[0] == shapes[1]
-  rows = {math.prod(shape) // 126464 for shape in shapes[0] if 4096 not in shape}
+  # Random draws have an axis of two words a token.
+  before = [shape[:-2] if shape[-2:-1] in ((1,), (2,)) else shape[:-1] for shape in shapes[0] if 4096 not in shape]
   # All decision rows of both requests, or the candidates without the shadow; 1 is the list of token ids.
-  assert rows == {1, 2 * block, 2 * (block + shadow)}
+  assert {math.prod(sizes) for sizes in before} == {1, 2 * block, 2 * (block + shadow)}
   # The prompt's rows of a refresh need room for their attention, but far less than their logits would.
   assert temporary[1] - temporary[0] < 2 * (1024 - 128) * 126464 * 4 / 3

@@ -64,7 +64,9 @@ def test_a_common_shift_of_the_logits_changes_no_odds():
 
 
 def test_best_token_takes_the_lower_id_at_ties():
-  scores = jnp.array([[1.0, 3.0, 3.0, 2.0], [5.0, 1.0, 4.5, 4.0], [0.0, 0.0, 0.0, 0.0], [-jnp.inf, -jnp.inf, 7.0, -jnp.inf]])
+  scores = jnp.array(
+    [[1.0, 3.0, 3.0, 2.0], [5.0, 1.0, 4.5, 4.0], [0.0, 0.0, 0.0, 0.0], [-jnp.inf, -jnp.inf, 7.0, -jnp.inf]]
+  )
   token, gap = numerics.best_token(scores)
   assert token.dtype == jnp.int32
   assert token.tolist() == [1, 0, 0, 2]
@@ -95,7 +97,14 @@ def test_cut_gap():
 
 @pytest.mark.parametrize(
   ('a', 'b', 'expected'),
-  [(3, 1, 2), (1, 3, -2), (np.inf, np.inf, np.inf), (-np.inf, -np.inf, np.inf), (np.inf, 0, np.inf), (0, np.inf, -np.inf)],
+  [
+    (3, 1, 2),
+    (1, 3, -2),
+    (np.inf, np.inf, np.inf),
+    (-np.inf, -np.inf, np.inf),
+    (np.inf, 0, np.inf),
+    (0, np.inf, -np.inf),
+  ],
 )
 def test_distance_is_never_a_number_that_is_none(a, b, expected):
   assert numerics.distance(jnp.float32(a), jnp.float32(b)) == expected
@@ -108,7 +117,9 @@ def test_smallest_of_nothing_is_infinite():
 
 def draws(seed, row_step, index, stream=numerics.TOKEN_STREAM):
   return np.asarray(
-    numerics.position_gumbel(jnp.asarray(seed, jnp.uint32), stream, jnp.asarray(row_step, jnp.int32), jnp.asarray(index))
+    numerics.position_gumbel(
+      jnp.asarray(seed, jnp.uint32), stream, jnp.asarray(row_step, jnp.int32), jnp.asarray(index)
+    )
   )
 
 
@@ -118,7 +129,9 @@ def test_a_draw_depends_on_seed_stream_step_and_column_alone():
   # Another batch, another slot and another window of columns.
   alone = draws([7], [5], [[3, 2]])
   assert got[0, 3] == got[1, 1] == alone[0, 0] and got[0, 2] == got[1, 0] == alone[0, 1]
-  assert len({*got[0], *got[2], *draws([7], [6], index[:1])[0], *draws([7], [5], index[:1], numerics.ORDER_STREAM)[0]}) == 16
+  assert (
+    len({*got[0], *got[2], *draws([7], [6], index[:1])[0], *draws([7], [5], index[:1], numerics.ORDER_STREAM)[0]}) == 16
+  )
   key = jax.random.key(7)
   for part in (numerics.TOKEN_STREAM, 5, 3):
     key = jax.random.fold_in(key, part)

@@ -99,9 +99,9 @@ def test_block_of_one_without_a_prompt_stays_finite(golden, decoder):
   cfg = programs.config(golden, decoder, canvas_length=8, block_length=1)
   state = programs.start(programs.prompts(4, (0, 16, 0, 12)), cfg, length=16, gen_length=np.array([1, 1, 0, 8]))
   with jax.debug_nans(True):
-    for state, logits in programs.run_steps(golden.params, state, cfg):
-      assert np.all(np.isfinite(logits))
-  np.testing.assert_array_equal(state.counters.steps, [1, 1, 0, 8])
+    steps = programs.run_steps(golden.params, state, cfg)
+  assert all(np.all(np.isfinite(logits)) for _, logits in steps)
+  np.testing.assert_array_equal(steps[-1][0].counters.steps, [1, 1, 0, 8])
 
 
 def _checked_to_canvas(values, index, where, canvas):

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from archer_jax.config import POLICIES
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
+from archer_jax.config import RefreshPolicy
 from archer_jax.decode import init_state
-from archer_jax.refresh import ALWAYS
-from archer_jax.refresh import ONCE
-from archer_jax.refresh import RefreshPolicy
 from archer_jax.refresh import changed_positions
 from archer_jax.refresh import needs_refresh
 from archer_jax.refresh import token_drift
 from archer_jax.types import Knobs
 
+ALWAYS, ONCE = POLICIES['always'], POLICIES['once']
 MASK = 15
 needs_refresh = jax.jit(needs_refresh)
 
@@ -95,7 +95,7 @@ def test_max_age(max_age, expected):
 def test_max_age_restarts_at_other_refreshes_and_the_interval_does_not():
   # Blocks begin at steps 0, 4 and 8.
   new_block = lambda at: (at + 1) % 4 == 0
-  at_block_start = dict(at_block_start=True)
+  at_block_start = {'at_block_start': True}
   assert refreshing_steps(RefreshPolicy(**at_block_start), new_block=new_block) == [0, 4, 8]
   assert refreshing_steps(RefreshPolicy(max_age=3, **at_block_start), new_block=new_block) == [0, 3, 4, 7, 8, 11]
   assert refreshing_steps(RefreshPolicy(max_age=5, **at_block_start), new_block=new_block) == [0, 4, 8]
@@ -190,7 +190,9 @@ def test_margin_clause_alternates_while_every_margin_is_small():
 def test_rows_decide_for_themselves():
   canvas = np.zeros((4, 8), np.int32)
   canvas[1, :4] = 1
-  state = anchored(ONCE, canvas, np.zeros((4, 8)), drift_radius=np.array([0.25, 0.25, 0, 0]), max_age=np.array([0, 0, 2, 3]))
+  state = anchored(
+    ONCE, canvas, np.zeros((4, 8)), drift_radius=np.array([0.25, 0.25, 0, 0]), max_age=np.array([0, 0, 2, 3])
+  )
   assert needs_refresh(state).tolist() == [False, True, True, False]
 
 
@@ -202,8 +204,8 @@ def test_rows_decide_for_themselves():
     ('max_age', -2, 'max_age must be an integer .*, got -2'),
     ('drift_radius', 1.01, r'drift_radius must be a number in \[0, 1\], got 1.01'),
     ('drift_radius', float('nan'), r'drift_radius must be a number in \[0, 1\], got nan'),
-    ('min_margin', -0.1, 'min_margin must be a number at least 0, got -0.1'),
-    ('min_margin', float('inf'), 'min_margin must be a number at least 0, got inf'),
+    ('min_margin', -0.1, 'min_margin must be a number in \\[0, 1000000\\], got -0.1'),
+    ('min_margin', float('inf'), 'min_margin must be a number in \\[0, 1000000\\], got inf'),
   ],
 )
 def test_a_policy_out_of_range_is_refused_by_name(field, value, message):

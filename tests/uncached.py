@@ -18,7 +18,6 @@ from archer_jax.model import Transformer
 from archer_jax.types import DecodeState
 
 
-
 @dataclasses.dataclass
 class Row:
   """One request on its way; plain numbers and numpy arrays. WINO's re-mask bound starts as in a fresh block."""
@@ -124,7 +123,9 @@ def full_logits(params, rows: list[Row], cfg: DecodeConfig, options: Mapping) ->
   blind = tokens.copy()
   blind[:, : len(rows[0].prompt)] = cfg.model.mask_id
   scale = np.array([row.knobs['cfg_scale'] for row in rows], np.float32)
-  return np.asarray(_jitted(_guided, options)(params, tokens, blind, positions, mask[:, None], asked, scale, model=cfg.model))
+  return np.asarray(
+    _jitted(_guided, options)(params, tokens, blind, positions, mask[:, None], asked, scale, model=cfg.model)
+  )
 
 
 def decode_uncached(
@@ -264,6 +265,6 @@ def plain_forward(
     weights /= weights.sum(axis=-1, keepdims=True)
     x = x + np.einsum('tnh,nhd->td', np.einsum('nts,snh->tnh', weights, v), block['attn']['o_proj']['kernel'])
     normed = norm(x, block['mlp_norm']['scale'])
-    gate = project(normed, block['mlp']['gate_proj'])
-    x = x + (gate / (1 + np.exp(-gate)) * project(normed, block['mlp']['up_proj'])) @ block['mlp']['down_proj']['kernel']
+    gate, up = (project(normed, block['mlp'][name]) for name in ('gate_proj', 'up_proj'))
+    x = x + project(gate / (1 + np.exp(-gate)) * up, block['mlp']['down_proj'])
   return norm(x, params['final_norm']['scale']) @ params['head']['kernel'], fresh

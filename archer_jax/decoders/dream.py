@@ -70,8 +70,8 @@ class Dream(base.Decoder):
       chosen_among = jnp.any(write, axis=1) & jnp.any(eligible & ~write, axis=1)
       depends = jnp.where(chosen_among[:, None], eligible, write)
 
-    # Without sampling the best token survives every cut: what it is depends on its lead before the filters, and the cuts
-    # matter to the scores alone.
+    # Without sampling the best token survives every cut: what it is depends on its lead before the filters, and the
+    # cuts matter to the scores alone.
     gap = jnp.where(sampled[:, None], gap, jnp.minimum(gap, kept.lead))
     margin = jnp.minimum(numerics.smallest(gap, jnp.where(sampled[:, None], depends, write)) / 2, rank_margin)
     cuts_of = jnp.where(sampled[:, None], depends, depends & (cfg.alg != 'origin'))

@@ -119,8 +119,9 @@ def _candidates(z, noise, temperature, rules):
   return tokens, gaps, odds
 
 
-def _argmax(tokens, gaps, rows):
-  return [Comparison('argmax', gaps[row] / 2, ((row, (tokens[row],), -1),)) for row in rows]
+def _argmax(tokens, gaps, rows, temperature):
+  kind = 'gumbel' if temperature > 0 else 'argmax'
+  return [Comparison(kind, gaps[row] / 2, ((row, (tokens[row],), -1),)) for row in rows]
 
 
 def wino(rules, z, index, noise, *, canvas, pending, block, last_accept, gen_length, knobs):
@@ -154,7 +155,7 @@ def wino(rules, z, index, noise, *, canvas, pending, block, last_accept, gen_len
     comparisons += one
   if cut:
     comparisons += _cut('cap' if passed else 'fallback', odds, accept, out, tokens, 4)
-  comparisons += _argmax(tokens, gaps, eligible if knobs['temperature'] > 0 else accept)
+  comparisons += _argmax(tokens, gaps, eligible if knobs['temperature'] > 0 else accept, knobs['temperature'])
 
   standing = {rows + column - start: column for column in range(start, end) if not pending[column]}
   current = {row: int(canvas[column]) for row, column in standing.items()}
@@ -205,7 +206,7 @@ def llada(rules, z, index, noise, *, canvas, block, block_step, gen_length, knob
   write = sorted(_ranked(score, eligible)[:n_write])
   out = [row for row in eligible if row not in write]
   depends = eligible if knobs['temperature'] > 0 and order is None else write
-  comparisons = _argmax(tokens, gaps, depends)
+  comparisons = _argmax(tokens, gaps, depends, knobs['temperature'])
   if order is None:
     comparisons += _cut('rank', odds, write, out, tokens, 4)
   return _written(canvas, write, index, tokens, (), depends, comparisons)
@@ -290,15 +291,14 @@ def dream(rules, z, index, noise, *, canvas, row_step, gen_length, alg, knobs, o
       comparisons += _cut('loose rank', score, write, out, tokens, slope)
     depends = eligible if write and out else write
   argmax_of = depends if sampled else write
-  comparisons += _argmax(tokens, gaps, argmax_of)
-  cut_rows = depends if sampled or alg != 'origin' else []
+  comparisons += _argmax(tokens, gaps, argmax_of, knobs['temperature'])
   comparisons += [
     Comparison(kind, margin, ((row, (token,) if isinstance(token, int) else token, sign),))
-    for row in cut_rows
+    for row in depends
     for kind, margin, token, sign in cuts[row]
   ]
   comparisons = [dataclasses.replace(c, margin=scale * c.margin) for c in comparisons]
-  return _written(canvas, write, index, tokens, [filters[row] for row in cut_rows], argmax_of, comparisons)
+  return _written(canvas, write, index, tokens, [filters[row] for row in depends], argmax_of, comparisons)
 
 
 @functools.cache

@@ -104,6 +104,7 @@ def play(state, cfg, canvas, shadow=None, limit=200):
   Returns:
     All states, the first one included.
   """
+
   def table(logits):
     logits = np.asarray(logits, np.float32)
     logits = logits[None] if logits.ndim == 2 else logits

@@ -1,7 +1,5 @@
 """Dream's decoder on hand-made logits: the time schedule, the four orders, temperature and the filters."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from stub import EOS
@@ -27,7 +25,9 @@ def history(states, name):
 
 
 def commits(states, row=0):
-  return np.diff([int(state.counters.accepted[row]) for state in states])[: int(states[-1].counters.steps[row])].tolist()
+  return np.diff([int(state.counters.accepted[row]) for state in states])[
+    : int(states[-1].counters.steps[row])
+  ].tolist()
 
 
 def table(gen_length=G, seed=0, batch=2):
@@ -54,7 +54,10 @@ def public_schedule(masks, steps):
 
 
 def test_each_row_follows_the_schedule_of_its_own_masks():
-  rows = [*SCHEDULES, *((length, steps, public_schedule(length, steps)) for length, steps in [(32, 31), (9, 40), (1, 3), (31, 5)])]
+  rows = [
+    *SCHEDULES,
+    *((length, steps, public_schedule(length, steps)) for length, steps in [(32, 31), (9, 40), (1, 3), (31, 5)]),
+  ]
   assert all(public_schedule(length, steps) == counts for length, steps, counts in rows)
   lengths, steps, expected = zip(*rows, strict=True)
   cfg = config('entropy', 32)
@@ -206,7 +209,11 @@ def test_filters_apply_to_the_logits_over_the_temperature():
   logits[..., :4] = np.log([0.64, 0.16, 0.159, 0.04])
   cfg = config('origin', 4)
   drawn = [
-    set(np.unique(decide(make_state(cfg, rows, steps=1, seeds=range(rows), temperature=t, top_p=0.6), logits, cfg=cfg)['canvas']))
+    set(
+      np.unique(
+        decide(make_state(cfg, rows, steps=1, seeds=range(rows), temperature=t, top_p=0.6), logits, cfg=cfg)['canvas']
+      )
+    )
     for t in (1.0, 2.0)
   ]
   assert drawn == [{0}, {0, 1}]
@@ -240,8 +247,6 @@ def test_an_end_token_ends_a_row_as_soon_as_no_mask_stands_before_it():
   assert canvas[-2] == [1, MASK, EOS] + [MASK] * 5
   assert canvas[-1] == [1, 1, EOS] + [MASK] * 5
   assert int(states[-1].status[0]) == Status.STOP
-  cfg = dataclasses.replace(cfg, early_stop=False)
-  assert int(play(make_state(cfg, steps=8), cfg, logits)[-1].status[0]) == Status.LENGTH
 
 
 def test_official_mask_prediction_may_leave_masks():

@@ -1,6 +1,7 @@
 """LLaDA's decoder on hand-made logits: the schedule over blocks and steps, the order, and the end-token options."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_with_official_mask_prediction_the_whole_schedule_runs():
 def test_the_most_confident_come_first_and_ties_go_to_the_lower_position():
   logits = peaked([1] * G, [5, 60, 4, 5, 59, 2, 4, 3])
   states = play(make_state(ONE_BLOCK, steps=4), ONE_BLOCK, logits)
-  written = [np.flatnonzero(a.canvas[0] != b.canvas[0]).tolist() for a, b in zip(states, states[1:], strict=False)]
+  written = [np.flatnonzero(a.canvas[0] != b.canvas[0]).tolist() for a, b in itertools.pairwise(states)]
   assert written == [[1, 4], [0, 3], [2, 6], [5, 7]]
   # Among what is all but impossible too: the best token is far below the mask token.
   logits[:, MASK] = 120
@@ -179,7 +180,7 @@ def test_deferred_end_tokens_are_written_last():
   cfg = dataclasses.replace(ONE_BLOCK, defer_end=True, end_ids=(EOS, 9))
   logits = peaked([EOS, 1, 9, 2, EOS, 3, 4, 5], [30, 1, 30, 2, 30, 3, 4, 5])
   canvas = history(play(make_state(cfg, steps=8), cfg, logits), 'canvas')[:, 0]
-  order = [int(np.flatnonzero(a != b)[0]) for a, b in zip(canvas, canvas[1:], strict=False)]
+  order = [int(np.flatnonzero(a != b)[0]) for a, b in itertools.pairwise(canvas)]
   assert order == [7, 6, 5, 3, 1, 0, 2, 4]
   assert canvas[-1].tolist() == [EOS, 1, 9, 2, EOS, 3, 4, 5]
 

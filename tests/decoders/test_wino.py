@@ -31,7 +31,9 @@ def standing(canvas, last_accept=3, **knobs):
   """One row in its only block, masks pending and tokens standing."""
   state = make_state(ONE_BLOCK, **knobs)
   canvas = jnp.asarray(canvas, jnp.int32)[None]
-  return dataclasses.replace(state, canvas=canvas, pending=canvas == MASK, last_accept=jnp.array([last_accept], jnp.int32))
+  return dataclasses.replace(
+    state, canvas=canvas, pending=canvas == MASK, last_accept=jnp.array([last_accept], jnp.int32)
+  )
 
 
 def decide_one(logits, shadow=None, state=None, **knobs):
@@ -111,7 +113,9 @@ def test_doubtful_tokens_are_taken_back_and_go_pending():
   assert not got['block_done'][0]
 
 
-@pytest.mark.parametrize(('last_accept', 'expected'), [(1, []), (2, [2]), (3, [2, 3]), (4, [0, 2, 3]), (5, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+  ('last_accept', 'expected'), [(1, []), (2, [2]), (3, [2, 3]), (4, [0, 2, 3]), (5, [0, 1, 2, 3])]
+)
 def test_at_most_one_less_than_the_step_before_committed_is_taken_back(last_accept, expected):
   # All four are doubtful; the least supported ones go first.
   assert columns(verification(last_accept, [3, 3.5, 1, 2])['remasked']) == expected
@@ -143,9 +147,12 @@ def random_play(seed, gen_length=32, block_length=16, batch=8, **knobs):
   cfg = make_config('wino', gen_length, block_length)
   rng = np.random.default_rng(seed)
   shape = (batch, gen_length, gen_length)
-  table = lambda: rng.normal(size=(*shape, 12)) + 9 * rng.random((*shape, 1)) * (np.arange(12) == rng.integers(0, 11, shape)[..., None])
+  table = lambda: (
+    rng.normal(size=(*shape, 12))
+    + 9 * rng.random((*shape, 1)) * (np.arange(12) == rng.integers(0, 11, shape)[..., None])
+  )
   states = play(make_state(cfg, batch, **knobs), cfg, table(), table())
-  return cfg, states
+  return states
 
 
 def history(states, name):
@@ -160,7 +167,7 @@ def counts(states, name):
 @pytest.mark.parametrize('threshold_back', [0.9, 1.1])
 def test_a_block_ends_within_as_many_steps_as_it_has_positions(threshold_back):
   # With 1.1 every verification rejects.
-  cfg, states = random_play(0, threshold=0.6, threshold_back=threshold_back)
+  states = random_play(0, threshold=0.6, threshold_back=threshold_back)
   canvas, block, done = history(states, 'canvas'), history(states, 'block'), history(states, 'done')
   assert int(states[-1].counters.remasked.min()) > 5
   block_step = history(states, 'block_step')
@@ -182,13 +189,13 @@ def test_a_block_ends_within_as_many_steps_as_it_has_positions(threshold_back):
 
 
 def test_threshold_one_commits_one_token_a_step_and_takes_nothing_back():
-  _, states = random_play(1, threshold=1.0, threshold_back=1.0)
+  states = random_play(1, threshold=1.0, threshold_back=1.0)
   assert len(states) == 33
   assert (counts(states, 'accepted') == 1).all() and (counts(states, 'remasked') == 0).all()
 
 
 def test_threshold_zero_commits_up_to_the_cap():
-  _, states = random_play(2, threshold=0.0, threshold_back=0.0)
+  states = random_play(2, threshold=0.0, threshold_back=0.0)
   # Of 16 pending ones floor(0.7 * 16) = 11, then the other 5.
   assert counts(states, 'accepted').T.tolist() == [[11, 5, 11, 5]] * 8
 
@@ -241,7 +248,7 @@ def test_temperature_near_zero_is_temperature_zero():
   assert len(cold) > 4
   np.testing.assert_array_equal(cold, run(1e-6))
   # And a temperature that matters does.
-  assert (cold[1] != run(1.0)[1]).any()
+  assert (cold[1] != run(3.0)[1]).any()
 
 
 @functools.partial(jax.jit, compiler_options=QUICK_COMPILE)
@@ -335,3 +342,11 @@ def test_rows_have_lengths_of_their_own_and_none_is_done_from_the_start():
   assert states[-1].counters.steps[0] == 0
 
 
+def test_a_suppressed_end_token_is_in_no_view():
+  # Neither committed, nor in the softmax of a confidence, nor in that of a verification.
+  cfg = dataclasses.replace(ONE_BLOCK, suppress_eos=True)
+  logits = peaked(range(3, 11), 15)
+  logits[:, EOS] = 30
+  logits[7, 9] = 14
+  update = decide(standing(CANVAS), np.concatenate([logits, logits])[None], cfg=cfg)
+  assert columns(update['remasked']) == [] and update['canvas'][0].tolist() == [3, 4, 5, 6, 7, 8, 9, 9]

@@ -2,6 +2,7 @@ import io
 import json
 import os
 from pathlib import Path
+import resource
 import sys
 
 import numpy as np
@@ -18,8 +19,8 @@ def result(id, index=0, **fields):
 
 def test_records_are_lines_that_reach_the_system(tmp_path):
   path = tmp_path / 'out.jsonl'
-  with path.open('x', encoding='utf-8') as file:
-    output.write_records(file, [result({'a': [1]}, text='é\n"x"'), result(2, error='bad')])
+  with output.RecordFile(path) as file:
+    file.write([result({'a': [1]}, text='é\n"x"'), result(2, error='bad')])
     # The file is still open.
     first, second = map(json.loads, path.read_text('utf-8').splitlines())
   assert (first['id'], first['text'], 'error' in first) == ({'a': [1]}, 'é\n"x"', False)
@@ -27,9 +28,24 @@ def test_records_are_lines_that_reach_the_system(tmp_path):
   assert 'é' in path.read_text('utf-8')
 
 
+def test_a_full_disk_leaves_whole_lines(tmp_path):
+  path = tmp_path / 'out.jsonl'
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  with output.RecordFile(path) as file:
+    file.write([result(0)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, limits[1]))
+    try:
+      with pytest.raises(OSError, match=r'output .*out\.jsonl cannot be written: File too large'):
+        file.write([result(1)])
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  (line,) = path.read_text('utf-8').splitlines()
+  assert json.loads(line)['id'] == 0
+
+
 def test_records_on_stdout(monkeypatch):
   monkeypatch.setattr(sys, 'stdout', io.StringIO())
-  output.write_records(sys.stdout, [result(1)])
+  output.print_records([result(1)])
   assert json.loads(sys.stdout.getvalue())['id'] == 1
 
 
