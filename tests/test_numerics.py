@@ -1,5 +1,7 @@
 """Candidates, log-odds, ranks and noise against plain float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,19 +117,25 @@ def test_smallest_of_nothing_is_infinite():
   assert numerics.smallest(values, jnp.array([[True, False], [False, False]])).tolist() == [3, np.inf]
 
 
+# Compiled, since operation by operation each would be a program of its own; quickly, since they run once.
+quick_jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
+position_gumbel = quick_jit(numerics.position_gumbel, static_argnames='stream')
+position_keys = quick_jit(numerics.position_keys, static_argnames='stream')
+add_gumbel = quick_jit(numerics.add_gumbel)
+
+
 def draws(seed, row_step, index, stream=numerics.TOKEN_STREAM):
+  """Noise [B, 4] of rows given as lists."""
   return np.asarray(
-    numerics.position_gumbel(
-      jnp.asarray(seed, jnp.uint32), stream, jnp.asarray(row_step, jnp.int32), jnp.asarray(index)
-    )
+    position_gumbel(np.asarray(seed, np.uint32), row_step=np.asarray(row_step, np.int32), index=index, stream=stream)
   )
 
 
 def test_a_draw_depends_on_seed_stream_step_and_column_alone():
-  index = np.array([[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3]])
+  index = np.array([[0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3]], np.int32)
   got = draws([7, 7, 8], [5, 5, 5], index)
   # Another batch, another slot and another window of columns.
-  alone = draws([7], [5], [[3, 2]])
+  alone = draws([7], [5], np.array([[3, 2, 9, 9]], np.int32))
   assert got[0, 3] == got[1, 1] == alone[0, 0] and got[0, 2] == got[1, 0] == alone[0, 1]
   assert (
     len({*got[0], *got[2], *draws([7], [6], index[:1])[0], *draws([7], [5], index[:1], numerics.ORDER_STREAM)[0]}) == 16
@@ -138,31 +146,41 @@ def test_a_draw_depends_on_seed_stream_step_and_column_alone():
   assert alone[0, 0] == jax.random.gumbel(key, (), jnp.float32)
 
 
+def test_draws_do_not_depend_on_the_default_generator():
+  # Not compiled, since a program would be kept.
+  keys = lambda: jax.random.key_data(
+    numerics.position_keys(jnp.array([7], jnp.uint32), numerics.TOKEN_STREAM, jnp.array([4]), jnp.array([[0, 3]]))
+  )
+  with jax.default_prng_impl('rbg'):
+    other = keys()
+  np.testing.assert_array_equal(other, keys())
+
+
 def test_streams_differ():
   assert len({numerics.TOKEN_STREAM, numerics.ORDER_STREAM, numerics.ALG_TEMP_STREAM}) == 3
 
 
 def keys_of(batch, columns):
   index = jnp.broadcast_to(jnp.arange(columns), (batch, columns))
-  return numerics.position_keys(jnp.arange(batch, dtype=jnp.uint32), 0, jnp.zeros(batch, jnp.int32), index)
+  return position_keys(jnp.arange(batch, dtype=jnp.uint32), row_step=jnp.zeros(batch, jnp.int32), index=index, stream=0)
 
 
 def test_rows_without_temperature_keep_their_scores_to_the_bit():
   scores = jnp.asarray(np.random.default_rng(3).normal(size=(3, 4, 6)) * 40, jnp.float32)
   keys = keys_of(3, 4)
-  got = numerics.add_gumbel(scores, jnp.array([0.0, 0.7, 0.0]), keys)
+  got = add_gumbel(scores, jnp.array([0.0, 0.7, 0.0]), keys)
   np.testing.assert_array_equal(got[::2], scores[::2])
   assert (got[1] != scores[1]).all()
-  np.testing.assert_array_equal(numerics.add_gumbel(scores, jnp.zeros(3), keys), scores)
+  np.testing.assert_array_equal(add_gumbel(scores, jnp.zeros(3), keys), scores)
   # A row's noise does not depend on the temperature of the others.
-  np.testing.assert_array_equal(got[1], numerics.add_gumbel(scores, jnp.full(3, 0.7), keys)[1])
+  np.testing.assert_array_equal(got[1], add_gumbel(scores, jnp.full(3, 0.7), keys)[1])
 
 
 def test_the_argmax_with_noise_samples_from_the_softmax():
   logits, temperature = np.array([2.0, 1.0, 0.0, -1.0]), 0.8
   count = 20_000
   scores = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (1, count, 4))
-  token, _ = numerics.best_token(numerics.add_gumbel(scores, jnp.array([temperature]), keys_of(1, count)))
+  token, _ = numerics.best_token(add_gumbel(scores, jnp.array([temperature]), keys_of(1, count)))
   share = np.bincount(np.asarray(token)[0], minlength=4) / count
   p = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
   # Four standard deviations.

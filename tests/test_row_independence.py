@@ -13,7 +13,7 @@ from archer_jax.types import Counters
 LENGTHS = (3, 9, 17, 30, 44, 60)
 ORDER = (4, 1, 5, 0, 3, 2)
 # One seed a prompt: none has a decision nearer to a tie than 1e-4 in any of these runs, so that equality is exact.
-PROMPT_SEEDS = {'wino': (58,) * 6, 'llada': (28,) * 6, 'dream': (64, 98, 3, 76, 9, 29)}
+PROMPT_SEEDS = {'wino': (58,) * 6, 'llada': (28,) * 6, 'dream': (3, 98, 37, 4, 64, 71)}
 MIXED_LENGTHS = (24, 17, 8, 5, 24, 12)
 
 RUNS = {

@@ -257,19 +257,21 @@ def dream(rules, z, index, noise, *, canvas, row_step, gen_length, alg, knobs, o
   for row in range(len(z)):
     scaled = z[row] / scale
     choice = scaled if rules.allows_mask else np.where(is_mask, -np.inf, scaled)
+    # Without sampling the best token is the best one after every filter too: its lead is that before them.
+    best = _best(choice)
     nucleus, allowed, cuts[row] = _filtered(choice, knobs['top_p'], knobs['top_k'])
     filters[row] = sorted(nucleus), sorted(allowed)
     gone = np.ones(vocab, bool)
     gone[allowed] = False
     choice = np.where(gone, -np.inf, choice)
-    tokens[row], gaps[row] = _best(choice + noise[row] if sampled else choice)
+    tokens[row], gaps[row] = _best(choice + noise[row]) if sampled else best
     full = choice if rules.allows_mask else np.where(is_mask, scaled, choice)
     p = np.exp(full - logsumexp(full))
     if alg == 'maskgit_plus':
       score[row] = log_odds(full, [tokens[row]]) if knobs['alg_temp'] == 0 else p[tokens[row]]
     elif alg == 'topk_margin':
-      best = np.sort(p[~is_mask] if not rules.allows_mask else p)
-      score[row] = best[-1] - best[-2]
+      ordered = np.sort(p[~is_mask] if not rules.allows_mask else p)
+      score[row] = ordered[-1] - ordered[-2]
     elif alg == 'entropy':
       q = np.exp(choice - logsumexp(choice))
       score[row] = np.sum(q[q > 0] * np.log(q[q > 0]))
@@ -292,13 +294,15 @@ def dream(rules, z, index, noise, *, canvas, row_step, gen_length, alg, knobs, o
     depends = eligible if write and out else write
   argmax_of = depends if sampled else write
   comparisons += _argmax(tokens, gaps, argmax_of, knobs['temperature'])
+  # Then the filters matter to the scores alone.
+  cut_rows = depends if sampled or alg != 'origin' else []
   comparisons += [
     Comparison(kind, margin, ((row, (token,) if isinstance(token, int) else token, sign),))
-    for row in depends
+    for row in cut_rows
     for kind, margin, token, sign in cuts[row]
   ]
   comparisons = [dataclasses.replace(c, margin=scale * c.margin) for c in comparisons]
-  return _written(canvas, write, index, tokens, [filters[row] for row in depends], argmax_of, comparisons)
+  return _written(canvas, write, index, tokens, [filters[row] for row in cut_rows], argmax_of, comparisons)
 
 
 @functools.cache

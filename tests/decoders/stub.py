@@ -102,7 +102,7 @@ def play(state, cfg, canvas, shadow=None, limit=200):
     limit: more steps than this are an error.
 
   Returns:
-    All states, the first one included.
+    All states, the first one included, in numpy.
   """
 
   def table(logits):
@@ -111,16 +111,20 @@ def play(state, cfg, canvas, shadow=None, limit=200):
     # A common number of steps, so that tests share their programs.
     missing = -logits.shape[-3] % 8
     logits = np.concatenate([logits, *[logits[..., -1:, :, :]] * missing], axis=-3)
-    return jnp.asarray(np.broadcast_to(logits, (state.canvas.shape[0], *logits.shape[-3:])))
+    return np.broadcast_to(logits, (state.canvas.shape[0], *logits.shape[-3:]))
 
-  params = {'embedding': jnp.zeros((1, 1)), 'canvas': table(canvas)}
+  params = {'embedding': np.zeros((1, 1), np.float32), 'canvas': table(canvas)}
   if cfg.shadow_length:
     params['shadow'] = table(shadow)
-  states = [state]
-  while not bool(states[-1].done.all()):
+  rows = lambda tree, count: jax.tree.map(lambda x: np.resize(np.asarray(x), (count, *x.shape[1:])), tree)
+  batch = state.canvas.shape[0]
+  # A common number of rows too.
+  params = params | {name: rows(params[name], max(batch, 8)) for name in params if name != 'embedding'}
+  states = [rows(state, max(batch, 8))]
+  while not states[-1].done.all():
     assert len(states) <= limit, 'the loop does not end'
-    states.append(_table_step(params, states[-1], cfg=cfg))
-  return states
+    states.append(jax.tree.map(np.asarray, _table_step(params, states[-1], cfg=cfg)))
+  return [rows(state, batch) for state in states]
 
 
 def peaked(tokens, heights, vocab_size=VOCAB, floor=0.0):

@@ -163,6 +163,7 @@ def test_a_step_without_a_choice_bears_only_the_margin_of_its_tokens():
   assert margin_of(cfg, make_state(cfg, steps=1), logits) == pytest.approx(1.5)
   # More steps than tokens: this step writes nothing.
   assert margin_of(cfg, make_state(cfg, steps=40), logits) == np.inf
-  # The order is drawn, whatever the logits.
+  # The order is drawn, and without sampling the best token survives every filter.
   cfg = make_config('dream', 4, alg='origin')
-  assert margin_of(cfg, make_state(cfg, steps=1), logits) == pytest.approx(1.5)
+  for knobs in ({}, {'top_k': 1}, {'top_k': 2, 'top_p': 0.7}, {'top_p': 0.0}):
+    assert margin_of(cfg, make_state(cfg, steps=1, **knobs), logits) == pytest.approx(1.5)

@@ -104,6 +104,11 @@ def test_ten_thousand_changes_inside_the_margin_change_nothing(stage, name):
       change = inside(rng, size, (BATCH, *it.logits.shape[1:]))
       got = run(it, some, (it.logits[some] + change).astype(np.float32))
       assert equals(got, [it.steps[row] for row in some]).all(), kind
+  # Where no comparison binds, no change at all matters.
+  if free := [row for row in range(STATES) if it.steps[row].margin == np.inf]:
+    some = np.resize(free, BATCH)
+    got = run(it, some, it.logits[some] + inside(rng, 9, (BATCH, *it.logits.shape[1:])).astype(np.float32))
+    assert equals(got, [it.steps[row] for row in some]).all()
 
 
 @pytest.mark.parametrize('scale', [0.5, 2.0])

@@ -80,7 +80,7 @@ def test_ids_in_arrays(generate, prompts):
     (['a' * 250], {}, ValueError, r'prompts\[0\]: prompt of 250 tokens and gen_length=16'),
     ([{'prompt': 'a', 'treshold': 1}], {}, ValueError, r'prompts\[0\]: treshold is no field'),
     ('a', {}, ValueError, 'prompts must be a list'),
-    (['a'], {'batch_size': 0}, ValueError, 'batch_size must be positive'),
+    (['a'], {'batch_size': 0}, ValueError, 'batch_size must be a positive integer'),
     (['a'], {'threshold': 2}, ValueError, 'threshold must be'),
     (['a'], {'decoder': 'beam'}, ValueError, 'decoder must be one of'),
     (['a'], {'alg': 'entropy'}, ValueError, 'alg must not be given with decoder wino'),
