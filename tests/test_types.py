@@ -1,9 +1,16 @@
 """Configuration, knobs and the state's own types."""
 
 import dataclasses
+import functools
 
+from beartype import beartype
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool
+from jaxtyping import Float32
+from jaxtyping import Int32
+from jaxtyping import UInt32
+from jaxtyping import jaxtyped
 import numpy as np
 import programs
 import pytest
@@ -11,8 +18,13 @@ import pytest
 from archer_jax.config import CHOICES
 from archer_jax.config import KNOBS
 from archer_jax.config import DecodeConfig
+from archer_jax.decode import decode_step
+from archer_jax.decode import init_state
+from archer_jax.model import abstract_params
 from archer_jax.types import Knobs
 from archer_jax.types import Status
+
+Abstract = jax.ShapeDtypeStruct
 
 
 @pytest.mark.parametrize(
@@ -155,3 +167,59 @@ def test_filler_is_done_from_the_start(llada_tiny):
   state = programs.start(programs.prompts(1, (3, 60)), cfg, gen_length=np.array([24, 0]))
   assert state.done.tolist() == [False, True]
   assert state.status.tolist() == [Status.RUNNING, Status.EMPTY]
+
+
+@jaxtyped(typechecker=beartype)
+def check_state(
+  prompt_tokens: Int32[Abstract, 'B P'],
+  prompt_valid: Bool[Abstract, 'B P'],
+  canvas: Int32[Abstract, 'B G'],
+  anchor: Int32[Abstract, 'B G'],
+  taken_back: Int32[Abstract, 'B G'],
+  pending: Bool[Abstract, 'B G'],
+  k: tuple[Float32[Abstract, 'B P K H'], ...],
+  v: tuple[Float32[Abstract, 'B P K H'], ...],
+  seed: UInt32[Abstract, ' B'],
+  margin: Float32[Abstract, ' B'],
+  done: Bool[Abstract, ' B'],
+  refreshed: Bool[Abstract, ' B'],
+  whole: tuple[Int32[Abstract, ' B'], ...],
+  counters: tuple[Int32[Abstract, ' B'], ...],
+  trace_canvas: Int32[Abstract, 'B S G'],
+  trace_numbers: tuple[Float32[Abstract, 'B S'] | Int32[Abstract, 'B S'] | Bool[Abstract, 'B S'], ...],
+) -> tuple[int, ...]:
+  return canvas.shape
+
+
+@pytest.mark.parametrize(('fixture', 'decoder'), [('llada_tiny', 'wino'), ('dream_tiny', 'dream')])
+def test_every_leaf_has_the_shape_that_its_comment_says(request, fixture, decoder):
+  cfg = programs.config(request.getfixturevalue(fixture), decoder, trace_steps=5)
+
+  def start():
+    prompt = jnp.zeros((3, 7), jnp.int32)
+    knobs = Knobs.make(3, gen_length=cfg.canvas_length)
+    return init_state(prompt, prompt == 0, knobs, jnp.zeros(3, jnp.uint32), cfg=cfg)
+
+  before = jax.eval_shape(start)
+  after = jax.eval_shape(functools.partial(decode_step, cfg=cfg), abstract_params(cfg.model), before)
+  for state in (before, after):
+    trace = {field.name: getattr(state.trace, field.name) for field in dataclasses.fields(state.trace)}
+    shape = check_state(
+      state.prompt_tokens,
+      state.cache.prompt_valid,
+      state.canvas,
+      state.cache.anchor,
+      state.taken_back,
+      state.pending,
+      state.cache.k,
+      state.cache.v,
+      state.seed,
+      state.margin,
+      state.done,
+      state.refreshed,
+      (state.row_step, state.block, state.block_step, state.last_accept, state.status, state.cache.age),
+      tuple(jax.tree.leaves(state.counters)),
+      trace.pop('canvas'),
+      tuple(trace.values()),
+    )
+    assert shape == (3, cfg.canvas_length)
