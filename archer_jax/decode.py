@@ -170,8 +170,8 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
   status = jnp.where(state.done, state.status, status)
   # A row that is done keeps all it had. So does one whose logits are not finite, except that the keys and values of a
   # failed refresh are spoilt; the failed step is not counted, so that `counters.steps` is its number.
-  light = lambda s: dataclasses.replace(s, cache=None, cache_uncond=None, trace=None, prompt_tokens=None)
-  frozen = jax.tree.map(functools.partial(_select, live), light(moved), light(state))
+  per_row = lambda s: dataclasses.replace(s, cache=None, cache_uncond=None, trace=None, prompt_tokens=None)
+  frozen = jax.tree.map(functools.partial(_select, live), per_row(moved), per_row(state))
   return dataclasses.replace(
     frozen,
     prompt_tokens=state.prompt_tokens,

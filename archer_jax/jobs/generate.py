@@ -32,13 +32,8 @@ from archer_jax.text import Tokenizer
 from archer_jax.types import DecodeState
 from archer_jax.types import Status
 
-# Fields of a result that stand in its record, in this order; `error` follows where there is one.
-RECORD_FIELDS = (
-  'id',
-  'text',
-  'token_ids',
-  'finish_reason',
-  'seed',
+# What a result counts.
+COUNT_FIELDS = (
   'prompt_tokens',
   'generated_tokens',
   'canvas_tokens',
@@ -49,6 +44,8 @@ RECORD_FIELDS = (
   'remasked',
   'flip_flops',
 )
+# Fields of a result that stand in its record, in this order; `error` follows where there is one.
+RECORD_FIELDS = ('id', 'text', 'token_ids', 'finish_reason', 'seed', *COUNT_FIELDS)
 # Names in a trace file -> fields of `types.Trace`.
 _TRACE_ARRAYS = {
   'canvas_after_step': 'canvas',

@@ -9,24 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from archer_jax.jobs.generate import COUNT_FIELDS
 from archer_jax.jobs.generate import Result
 from archer_jax.jobs.generate import Timing
 from archer_jax.jobs.settings import Settings
 from archer_jax.text import Tokenizer
 
-_SUMMED = (
-  'prompt_tokens',
-  'generated_tokens',
-  'canvas_tokens',
-  'steps',
-  'nfe',
-  'refreshes',
-  'accepted',
-  'remasked',
-  'flip_flops',
-  'rows_fed',
-  'rows_recomputed',
-)
+_SUMMED = (*COUNT_FIELDS, 'rows_fed', 'rows_recomputed')
 
 
 class Summary:
