@@ -18,7 +18,6 @@ from absl import app
 from absl import flags
 import jax
 from jax import lax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,6 +28,7 @@ from archer_jax.config import ModelConfig
 from archer_jax.decode import decode_step
 from archer_jax.decode import init_state
 from archer_jax.decoders import DECODERS
+from archer_jax.evaluate.work import matmul_operations
 from archer_jax.model import init_params
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
@@ -65,21 +65,6 @@ def model_config(d_model: int, n_layers: int, n_heads: int, d_ff: int, vocab_siz
 
 SMALL = model_config(256, 6, 4, 704, 512)  # 5.1M parameters
 RATED = model_config(384, 6, 6, 1024, 8000)
-
-
-def matmul_flops(jaxpr: jax.extend.core.Jaxpr) -> int:
-  """Floating-point operations of the matrix products of a program without loops."""
-  total = 0
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == 'dot_general':
-      (contract, _), _ = equation.params['dimension_numbers']
-      left = equation.invars[0].aval.shape
-      total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contract)
-    for value in equation.params.values():
-      inner = getattr(value, 'jaxpr', value)
-      if hasattr(inner, 'eqns'):
-        total += matmul_flops(inner)
-  return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +121,7 @@ class Case:
   def flops(self, kind: str) -> int:
     state = self.state(0)
     index = DECODERS['wino'].decision_index(state, self.cfg)
-    return matmul_flops(jax.make_jaxpr(self.bare(kind))(self.params, state, index).jaxpr)
+    return matmul_operations(jax.make_jaxpr(self.bare(kind))(self.params, state, index).jaxpr)
 
   def bare_timer(self, kind: str) -> Callable[[], float]:
     state = self.state(0)

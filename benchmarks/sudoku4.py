@@ -22,9 +22,8 @@ _PUZZLES = flags.DEFINE_string(
   'CSV file with the columns Puzzle and Solution',
 )
 
-# The checkpoint recommends a threshold of 0.9 and the shadow `self`.
 _WINO = {'decoder': 'wino', 'threshold': 0.9, 'shadow': 'self'}
-_ONE = {'decoder': 'llada', 'steps': 16}
+_ONE = {'decoder': 'llada', 'steps': 17}
 SETTINGS = {
   'one token per step, always': {**_ONE, 'refresh': 'always'},
   'one token per step, archer': {**_ONE, 'refresh': 'archer'},
@@ -40,20 +39,20 @@ def main(argv: list[str]) -> None:
   del argv
   model, params, tokenizer = archer_jax.load(_CHECKPOINT.value, dtype='float32')
   problems = sudoku4.read_problems(Path(_PUZZLES.value))
-  prompts = [sudoku4.make_prompt(problem) for problem, _ in problems]
-  groups = [sudoku4.group(problem) for problem, _ in problems]
+  prompts = [problem.prompt for problem in problems]
+  groups = [sudoku4.group(problem) for problem in problems]
   records = []
   print(f'{"setting":>30} {"unique":>9} {"ambiguous":>10} {"steps":>6} {"refresh share":>14} {"re-masked":>10}')
   for name, settings in SETTINGS.items():
     results = archer_jax.generate(
-      model, params, tokenizer, prompts, gen_length=16, block_length=16, batch_size=50, **settings
+      model, params, tokenizer, prompts, gen_length=17, block_length=17, batch_size=50, **settings
     )
-    solved = [sudoku4.is_solved(prompt, result.text) for prompt, result in zip(prompts, results, strict=True)]
+    solved = [sudoku4.is_solved(problem, result.text) for problem, result in zip(problems, results, strict=True)]
     count = {g: (sum(s for s, of in zip(solved, groups, strict=True) if of == g), groups.count(g)) for g in set(groups)}
     steps = sum(result.steps for result in results)
     record = {
       'setting': name,
-      'equal_to_reference': sum(r.text == answer for r, (_, answer) in zip(results, problems, strict=True)),
+      'equal_to_reference': sum(r.text == p.answer for r, p in zip(results, problems, strict=True)),
       **{f'{g}_solved': n for g, (n, _) in count.items()},
       **{f'{g}_puzzles': n for g, (_, n) in count.items()},
       'steps': steps / len(results),

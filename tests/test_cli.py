@@ -482,9 +482,9 @@ def test_the_example_in_a_fresh_process(text_path, tmp_path):
   with process(f'--checkpoint={text_path}', cwd=tmp_path) as child:
     out, err = child.communicate(timeout=300)
   assert child.returncode == 0
-  (answer,) = out.splitlines()
-  assert len(answer) == 16
-  prompt, figures = err.splitlines()
+  assert out.strip()
+  # Between them stands what was taken back, if anything was.
+  prompt, *_, figures = err.splitlines()
   assert prompt == EXAMPLE and '16 tokens in 16 steps' in figures
   # Compiled programs are kept in the user's own cache directory.
   assert any(file.name.startswith('jit_decode-') for file in (tmp_path / 'cache' / 'archer_jax' / 'xla').iterdir())

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from archer_jax import checkpoint
 from archer_jax.config import ModelConfig
 from archer_jax.model import init_params
-from archer_jax.training.char_tokenizer import EOS
-from archer_jax.training.char_tokenizer import MASK
-from archer_jax.training.char_tokenizer import PAD
-from archer_jax.training.char_tokenizer import VOCAB
-from archer_jax.training.char_tokenizer import save_char_tokenizer
+from archer_jax.training.tokenizer import EOS
+from archer_jax.training.tokenizer import MASK
+from archer_jax.training.tokenizer import PAD
+from archer_jax.training.tokenizer import VOCAB
+from archer_jax.training.tokenizer import save_tokenizer
 
 CHAT_TEMPLATE = (
   "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|eos|>{% endfor %}"
@@ -53,7 +53,7 @@ def save_text_model(
     eos_bias: how much more the end token is wanted than chance has it.
   """
   tokenizer = folder.with_name(f'{folder.name}-tokenizer')
-  save_char_tokenizer(tokenizer)
+  save_tokenizer(tokenizer)
   if chat:
     file = tokenizer / 'tokenizer_config.json'
     file.write_text(json.dumps({**json.loads(file.read_text()), 'chat_template': CHAT_TEMPLATE}))

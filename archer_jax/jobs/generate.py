@@ -240,9 +240,10 @@ def _timed(decode, params, state: DecodeState, cfg: DecodeConfig, timing: Timing
   state = decode(params, state, cfg=cfg)
   # A jitted call comes back once it is compiled and under way.
   called = time.perf_counter()
-  # Waiting in slices lets a keyboard interrupt through, which a wait inside XLA would hold up to the batch's end.
+  # Waiting in slices lets a keyboard interrupt through, which a wait inside XLA would hold up to the batch's end. A
+  # slice is a hundredth of the wait so far, so that a run of milliseconds is timed as well.
   while not state.status.is_ready():
-    time.sleep(0.002)
+    time.sleep(min(0.002, (time.perf_counter() - called) / 100))
   if program not in timing.programs:
     timing.programs.add(program)
     timing.compile_seconds += called - start

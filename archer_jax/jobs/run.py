@@ -20,16 +20,21 @@ from tqdm import tqdm
 from archer_jax import checkpoint
 from archer_jax.decode import decode
 from archer_jax.jobs import output
+from archer_jax.jobs.generate import Result
 from archer_jax.jobs.generate import Timing
 from archer_jax.jobs.generate import decode_requests
 from archer_jax.jobs.requests import Request
 from archer_jax.jobs.requests import make_request
 from archer_jax.jobs.requests import read_requests
 from archer_jax.jobs.settings import Settings
+from archer_jax.report.rollback import drawing
+from archer_jax.report.rollback import find_rollbacks
 from archer_jax.report.stats import Summary
 from archer_jax.report.stats import report
 from archer_jax.report.watch import Watch
 from archer_jax.text import Tokenizer
+
+_SHOWN_ROLLBACKS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class Job:
     tokenizer: the checkpoint's, if it has one.
     prompts: what the command line itself asks, None where records are read.
     requests: these as requests.
+    is_example: whether the prompt is the checkpoint's own, since none was given.
   """
 
   options: Mapping[str, Any]
@@ -51,6 +57,7 @@ class Job:
   tokenizer: Tokenizer | None
   prompts: Sequence[str] | None
   requests: Sequence[Request]
+  is_example: bool
 
   def run(self, facts: Callable[[], Mapping[str, Any]]) -> int:
     """Decodes and writes, and returns the exit code; `facts` tells what else results depend on."""
@@ -80,7 +87,8 @@ class Job:
         self.settings,
         entries,
         batch_size=options['batch_size'],
-        trace=trace is not None,
+        # The example shows what it is an example of.
+        trace=trace is not None or self.is_example,
         decode=Watch(self.tokenizer).decode if options['watch'] else decode,
         timing=timing,
       ):
@@ -88,11 +96,24 @@ class Job:
         if trace is not None:
           for result in results:
             output.write_trace(trace, result)
+        if self.is_example and not options['watch']:
+          self._tell_rollbacks(results)
         summary.add(results)
         if bar is not None:
           bar.set_postfix(records=summary.records, refresh=False)
     self._tell(summary, timing, facts)
     return 1 if summary.errors else 0
+
+  def _tell_rollbacks(self, results: Sequence[Result]) -> None:
+    console = Console(stderr=True, highlight=False)
+    mask_id = self.settings.model.mask_id
+    for result in results:
+      rollbacks = find_rollbacks(result.trace, mask_id)
+      for rollback in rollbacks[:_SHOWN_ROLLBACKS]:
+        text = drawing(rollback, mask_id, lambda token: self.tokenizer.decode_text([token]))
+        console.print('', text, sep='\n', soft_wrap=True)
+      if left := len(rollbacks[_SHOWN_ROLLBACKS:]):
+        console.print(f'... and {left} more; --watch shows every step', style='dim')
 
   def _tell(self, summary: Summary, timing: Timing | None, facts: Callable[[], Mapping[str, Any]]) -> None:
     """The figures, as far as they are asked for."""
@@ -130,6 +151,7 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
     raise ValueError('output must be given: the checkpoint has no tokenizer to write text with')
   if settings.chat and (tokenizer is None or tokenizer.hf.chat_template is None):
     raise ValueError('chat must not be given: the checkpoint has no chat template')
+  is_example = options['input'] is None and not options['prompt']
   prompts = None if options['input'] is not None else options['prompt'] or [example]
   requests = []
   for index, prompt in enumerate(prompts or ()):
@@ -137,7 +159,15 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
       requests.append(make_request({'prompt': prompt}, index, settings, tokenizer))
     except ValueError as error:
       raise ValueError(f'prompt {index}: {error}') from error
-  return Job(options=options, settings=settings, params=params, tokenizer=tokenizer, prompts=prompts, requests=requests)
+  return Job(
+    options=options,
+    settings=settings,
+    params=params,
+    tokenizer=tokenizer,
+    prompts=prompts,
+    requests=requests,
+    is_example=is_example,
+  )
 
 
 class _TextWriter:

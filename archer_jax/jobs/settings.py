@@ -133,7 +133,7 @@ class Settings:
       ValueError: a number out of its range, one that nothing would read, or numbers that do not go together.
     """
     for name in given:
-      if reason := _unread(name, self.decoder, self.refresh, self.switches):
+      if reason := unread(name, self.decoder, self.refresh, self.switches):
         raise ValueError(reason)
     knobs = {**self.knobs, **{name: check_setting(name, value) for name, value in given.items()}}
     length = knobs['gen_length']
@@ -185,9 +185,9 @@ def make_settings(
   refresh = wanted.get('refresh', 'archer')
   switches = {name: wanted.get(name, spec.default) for name, spec in SWITCHES.items()}
   for name in given:
-    if reason := _unread(name, decoder, refresh, switches):
+    if reason := unread(name, decoder, refresh, switches):
       raise ValueError(reason)
-  wanted = {name: value for name, value in wanted.items() if not _unread(name, decoder, refresh, switches)}
+  wanted = {name: value for name, value in wanted.items() if not unread(name, decoder, refresh, switches)}
 
   if refresh == 'interval' and 'refresh_interval' not in wanted:
     raise ValueError('refresh_interval must be given with refresh interval')
@@ -215,8 +215,15 @@ def make_settings(
   return settings
 
 
-def _unread(name: str, decoder: str, refresh: str, switches: Mapping[str, Any]) -> str | None:
-  """Why nothing would read the setting `name`, or None if something does."""
+def unread(name: str, decoder: str, refresh: str, switches: Mapping[str, Any]) -> str | None:
+  """Why nothing would read the setting `name`, or None if something does.
+
+  Args:
+    name: one of `SETTINGS`.
+    decoder: of the run.
+    refresh: the run's refresh rule.
+    switches: the run's switches by their users' names.
+  """
   spec = KNOBS.get(name) or SWITCHES.get(name)
   readers = _BLOCKS if name == 'block_length' else spec.decoders if spec else _ALL
   if decoder not in readers:

@@ -1,40 +1,54 @@
-"""Text tasks with a seeded generator, a prompt builder, an exact grader and a measure of difficulty.
+"""Text tasks with a seeded generator, a prompt with worked examples, an exact grader and a measure of difficulty.
 
-A task is a module of this folder with these functions:
+A task is a module of this folder with these names:
 
-- `make_example(rng) -> Example`: one random problem;
-- `make_prompt(problem) -> str`: the text that a model reads;
-- `is_solved(prompt, answer) -> bool`: whether a text answers the prompt;
-- `read_problems(path) -> [(problem, reference answer)]`: an evaluation file in its published format;
-- `group(problem) -> str`: the class of problems that its result is reported with.
+- `make_problem(rng, level) -> Problem`: one random problem; level 1 is the task itself, less is easier;
+- `is_solved(problem, answer) -> bool`: whether a text answers the problem;
+- `WORKED_EXAMPLES`: how many solved problems stand before the question of a standard prompt;
+- `GEN_LENGTH`: tokens of the bundled tokenizer that hold every answer and an end token.
 """
 
 from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Iterable
 import dataclasses
-import itertools
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+# Streams of problems by seed: what is trained on, what is watched in training, and from where evaluations count.
+TRAINING_SEED, HELD_OUT_SEED, EVALUATION_SEED = 0, 1, 2
+# Between a worked example and what follows it.
+SEPARATOR = '\n\n'
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Example:
+class Problem:
   """One problem as text.
 
   Attributes:
-    prompt: what the model reads.
+    prompt: what the model reads; the answer begins where it ends.
     answer: one right answer; there may be others, so only the task's `is_solved` judges.
     difficulty: how hard it is, in the task's own measure; larger is harder.
+    hidden: what only the grader sees.
   """
 
   prompt: str
   answer: str
-  difficulty: int
+  difficulty: int = 0
+  hidden: Any = None
 
 
-def example_at(task: ModuleType, seed: int, index: int, excluded: Collection[str] = ()) -> Example:
-  """Example `index` of the task's stream `seed`.
+def problem_at(
+  task: ModuleType,
+  seed: int,
+  index: int,
+  *,
+  level: float = 1.0,
+  worked_examples: int | None = None,
+  excluded: Collection[str] = (),
+) -> Problem:
+  """Problem `index` of the task's stream `seed`, with worked examples before it.
 
   Every index has a generator of its own, so that a stream can be entered anywhere: a resumed training sees what an
   uninterrupted one would have seen.
@@ -43,17 +57,29 @@ def example_at(task: ModuleType, seed: int, index: int, excluded: Collection[str
     task: the task's module.
     seed: names the stream, not negative.
     index: position in the stream, from 0.
-    excluded: prompts that must not come, such as those of an evaluation set; another problem is drawn instead.
+    level: of the problem and its worked examples, in (0, 1].
+    worked_examples: how many, by default the task's own number.
+    excluded: questions that must not come, such as those of an evaluation set; another is drawn instead, for worked
+      examples too.
 
   Returns:
-    The example.
+    The problem; its prompt is the worked examples and the question.
   """
+  if not 0 < level <= 1:
+    raise ValueError(f'level must be in (0, 1], got {level}')
   rng = np.random.default_rng((seed, index))
-  while (example := task.make_example(rng)).prompt in excluded:
-    pass
-  return example
+
+  def draw() -> Problem:
+    while (problem := task.make_problem(rng, level)).prompt in excluded:
+      pass
+    return problem
+
+  count = task.WORKED_EXAMPLES if worked_examples is None else worked_examples
+  problem = draw()
+  return add_worked_examples(problem, [draw() for _ in range(count)])
 
 
-def examples_from(task: ModuleType, seed: int, start: int, excluded: Collection[str] = ()) -> Iterator[Example]:
-  """The endless stream `seed` of the task from index `start` on; see `example_at`."""
-  return (example_at(task, seed, index, excluded) for index in itertools.count(start))
+def add_worked_examples(problem: Problem, shown: Iterable[Problem]) -> Problem:
+  """The problem with other problems and their answers before its question."""
+  prompt = ''.join(f'{example.prompt}{example.answer}{SEPARATOR}' for example in shown) + problem.prompt
+  return dataclasses.replace(problem, prompt=prompt)

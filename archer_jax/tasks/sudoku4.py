@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from archer_jax.tasks import Example
+from archer_jax.tasks import Problem
 
-PREFIX = 'sudoku4:'
-SEPARATOR = '='
+WORKED_EXAMPLES = 0
+# A grid and an end token.
+GEN_LENGTH = 17
+
 CELLS = 16
 # Around the 8 blanks of the public puzzles: with fewer the rest is found without search, with more a puzzle has
 # many solutions.
@@ -68,22 +70,7 @@ def solutions(puzzle: str) -> list[str]:
   return [_text(grid) for grid in grids[np.all((cells == 0) | (grids == cells), axis=1)]]
 
 
-def make_prompt(puzzle: str) -> str:
-  """The text that the model reads for a puzzle of 16 digits."""
-  _cells(puzzle)
-  return f'{PREFIX}{puzzle}{SEPARATOR}'
-
-
-def read_prompt(prompt: str) -> str:
-  """The puzzle of a prompt that `make_prompt` made."""
-  puzzle = prompt[len(PREFIX) : -len(SEPARATOR)]
-  if prompt != f'{PREFIX}{puzzle}{SEPARATOR}':
-    raise ValueError(f'a prompt must be {PREFIX}, {CELLS} digits and {SEPARATOR}, got {prompt!r}')
-  _cells(puzzle)
-  return puzzle
-
-
-def make_example(rng: np.random.Generator) -> Example:
+def make_problem(rng: np.random.Generator, level: float) -> Problem:
   """A random grid with MIN_BLANKS to MAX_BLANKS random cells cleared, each number of blanks equally often.
 
   Uniqueness is not asked for: the answer of a puzzle with several solutions is each of them equally often, which is
@@ -91,36 +78,42 @@ def make_example(rng: np.random.Generator) -> Example:
 
   Args:
     rng: source of randomness.
+    level: the most blanks, as a share of MAX_BLANKS but not under MIN_BLANKS.
 
   Returns:
-    The example; its difficulty is the number of blanks.
+    The problem; its difficulty is the number of blanks, `hidden` the puzzle's 16 digits.
   """
   grids = _all_grids()
   grid = grids[rng.integers(len(grids))]
-  blanks = int(rng.integers(MIN_BLANKS, MAX_BLANKS + 1))
+  blanks = int(rng.integers(MIN_BLANKS, max(MIN_BLANKS, round(level * MAX_BLANKS)) + 1))
   cells = grid.copy()
   cells[rng.permutation(CELLS)[:blanks]] = 0
-  return Example(prompt=make_prompt(_text(cells)), answer=_text(grid), difficulty=blanks)
+  return puzzle_problem(_text(cells), _text(grid))
 
 
-def is_solved(prompt: str, answer: str) -> bool:
-  """Whether the answer is a full grid that keeps the prompt's clues, any of them where there are several."""
-  return answer in solutions(read_prompt(prompt))
+def puzzle_problem(puzzle: str, solution: str) -> Problem:
+  """The problem of a puzzle of 16 digits, 0 for a blank, and one of its solutions."""
+  return Problem(prompt=f'sudoku4:{puzzle}=', answer=solution, difficulty=puzzle.count('0'), hidden=puzzle)
 
 
-def group(puzzle: str) -> str:
+def is_solved(problem: Problem, answer: str) -> bool:
+  """Whether the answer is a full grid that keeps the clues, any of them where there are several."""
+  return answer in solutions(problem.hidden)
+
+
+def group(problem: Problem) -> str:
   """`unique` or `ambiguous`: results are reported apart, since only a unique solution shows that it was deduced."""
-  return 'unique' if len(solutions(puzzle)) == 1 else 'ambiguous'
+  return 'unique' if len(solutions(problem.hidden)) == 1 else 'ambiguous'
 
 
-def read_problems(path: str | Path) -> list[tuple[str, str]]:
+def read_problems(path: str | Path) -> list[Problem]:
   """Puzzles and reference solutions of a CSV file in the public format, header `Puzzle,Solution`.
 
   Args:
     path: the file.
 
   Returns:
-    Pairs of 16 digits each, in the file's order.
+    The problems, in the file's order.
 
   Raises:
     ValueError: the header, a puzzle or a solution is not as above; the message names file and line.
@@ -129,7 +122,7 @@ def read_problems(path: str | Path) -> list[tuple[str, str]]:
     reader = csv.DictReader(file)
     if reader.fieldnames != ['Puzzle', 'Solution']:
       raise ValueError(f'{path} must begin with Puzzle,Solution, got {reader.fieldnames}')
-    pairs = []
+    problems = []
     for row in reader:
       puzzle, solution = row['Puzzle'], row['Solution']
       try:
@@ -138,5 +131,5 @@ def read_problems(path: str | Path) -> list[tuple[str, str]]:
         raise ValueError(f'{path} line {reader.line_num}: {error}') from None
       if not right:
         raise ValueError(f'{path} line {reader.line_num}: {solution!r} is no solution of {puzzle!r}')
-      pairs.append((puzzle, solution))
-  return pairs
+      problems.append(puzzle_problem(puzzle, solution))
+  return problems

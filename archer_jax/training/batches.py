@@ -3,9 +3,7 @@
 Axes: B batch, P prompt, G canvas.
 """
 
-from collections.abc import Iterator
 import dataclasses
-import itertools
 from typing import NamedTuple
 
 import jax
@@ -72,11 +70,3 @@ def make_batch(pairs: list[Pair], prompt_length: int, answer_length: int, model:
       raise ValueError(f'prompt and answer must not hold mask_id={model.mask_id}, got {pair}')
     answer[row, : len(pair.answer)] = pair.answer
   return Batch(prompt=prompt, prompt_valid=prompt_valid, answer=answer)
-
-
-def batches(
-  pairs: Iterator[Pair], batch_size: int, prompt_length: int, answer_length: int, model: ModelConfig
-) -> Iterator[Batch]:
-  """Full batches of consecutive pairs; what does not fill the last one is left out."""
-  while len(chunk := list(itertools.islice(pairs, batch_size))) == batch_size:
-    yield make_batch(chunk, prompt_length, answer_length, model)

@@ -1,10 +1,10 @@
-"""From a task and a config to a checkpoint: data without the evaluation problems, training, figures, files."""
+"""From a config to a checkpoint: data without the evaluation problems, training, figures, files."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
+import functools
 import json
 from pathlib import Path
-from types import ModuleType
 
 import jax
 import ml_collections
@@ -13,19 +13,24 @@ import optax
 
 from archer_jax import checkpoint
 from archer_jax.config import ModelConfig
-from archer_jax.tasks import Example
-from archer_jax.tasks import example_at
-from archer_jax.tasks import examples_from
-from archer_jax.text import Tokenizer
+from archer_jax.tasks import HELD_OUT_SEED
+from archer_jax.tasks import problem_at
+from archer_jax.tasks import sudoku4
 from archer_jax.text import load_tokenizer
+from archer_jax.training.batches import Batch
 from archer_jax.training.batches import Pair
-from archer_jax.training.char_tokenizer import EOS
-from archer_jax.training.char_tokenizer import MASK
-from archer_jax.training.char_tokenizer import PAD
-from archer_jax.training.char_tokenizer import VOCAB
-from archer_jax.training.char_tokenizer import save_char_tokenizer
+from archer_jax.training.batches import make_batch
+from archer_jax.training.curriculum import Part
+from archer_jax.training.curriculum import make_stages
+from archer_jax.training.curriculum import problems_at
+from archer_jax.training.curriculum import stage_at
 from archer_jax.training.evaluate import answer_prompts
 from archer_jax.training.optimizer import OptimizerConfig
+from archer_jax.training.tokenizer import EOS
+from archer_jax.training.tokenizer import MASK
+from archer_jax.training.tokenizer import PAD
+from archer_jax.training.tokenizer import VOCAB
+from archer_jax.training.tokenizer import save_tokenizer
 from archer_jax.training.trainer import LOG_NAME
 from archer_jax.training.trainer import TrainConfig
 from archer_jax.training.trainer import train
@@ -34,74 +39,45 @@ CHECKPOINT_NAME = 'checkpoint'
 TOKENIZER_NAME = 'tokenizer'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskData:
-  """What is trained on, and the two sets that never are.
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """What a config describes, ready to run.
 
   Attributes:
-    task: the task's module.
-    seed: of the training stream.
-    problems: evaluation problems and their reference answers.
-    held_out: prompts whose exact match is watched during training.
+    model: the model's config.
+    train: the training's config.
+    excluded: questions of public evaluation sets, which are never trained on.
+    held_out: how many fresh problems of each task are watched.
   """
 
-  task: ModuleType
-  seed: int
-  problems: tuple[tuple[str, str], ...]
-  held_out: tuple[str, ...]
-
-  @property
-  def public(self) -> list[str]:
-    """The prompts of the evaluation problems."""
-    return [self.task.make_prompt(problem) for problem, _ in self.problems]
-
-  def examples_from(self, start: int) -> Iterator[Example]:
-    """The training examples from an index on; no prompt of the two sets is among them."""
-    return examples_from(self.task, self.seed, start, frozenset(self.public) | frozenset(self.held_out))
+  model: ModelConfig
+  train: TrainConfig
+  excluded: frozenset[str]
+  held_out: int
 
 
-def make_data(task: ModuleType, data: ml_collections.ConfigDict, evaluation: Path) -> TaskData:
-  """Reads the evaluation file and draws the held-out prompts; `data` gives seed, held_out_seed and held_out."""
-  problems = tuple(task.read_problems(evaluation))
-  public = frozenset(task.make_prompt(problem) for problem, _ in problems)
-  held_out = tuple(example_at(task, data.held_out_seed, index, public).prompt for index in range(data.held_out))
-  return TaskData(task=task, seed=data.seed, problems=problems, held_out=held_out)
-
-
-def _answers(params: dict, prompts: list[str], tokenizer: Tokenizer, config: TrainConfig, model: ModelConfig):
-  return answer_prompts(
-    params,
-    prompts,
-    encode=tokenizer.encode,
-    decode=tokenizer.decode_text,
-    prompt_length=config.prompt_length,
-    answer_length=config.answer_length,
-    config=model,
+def make_training(config: ml_collections.ConfigDict, repository: Path) -> Training:
+  """Reads a config as configs/train_suite.py makes it; its files are relative to the repository."""
+  ids = {'vocab_size': len(VOCAB), 'mask_id': VOCAB[MASK], 'eos_id': VOCAB[EOS], 'pad_id': VOCAB[PAD]}
+  excluded = frozenset(problem.prompt for problem in sudoku4.read_problems(repository / config.data.excluded_sudoku4))
+  return Training(
+    model=ModelConfig(**config.model, **ids),
+    train=TrainConfig(**config.train, stages=make_stages(config.stages), optimizer=OptimizerConfig(**config.optimizer)),
+    excluded=excluded,
+    held_out=config.data.held_out,
   )
 
 
-def score(data: TaskData, answers: list[str]) -> dict[str, dict[str, int]]:
-  """Counts for each group of the evaluation problems: how many, solved, and equal to the reference answer."""
-  counts = {}
-  for (problem, reference), prompt, answer in zip(data.problems, data.public, answers, strict=True):
-    group = counts.setdefault(data.task.group(problem), {'problems': 0, 'solved': 0, 'equal_to_reference': 0})
-    group['problems'] += 1
-    group['solved'] += data.task.is_solved(prompt, answer)
-    group['equal_to_reference'] += answer == reference
-  return counts
-
-
-def train_task(task: ModuleType, config: ml_collections.ConfigDict, evaluation: Path, output: Path) -> dict:
-  """Trains on a task, or goes on with it, and writes `output`/checkpoint.
+def run_training(config: ml_collections.ConfigDict, repository: Path, output: Path) -> dict[str, float]:
+  """Trains as a config says, or goes on with it, and writes `output`/checkpoint.
 
   Args:
-    task: the task's module.
-    config: as configs/train_sudoku4.py makes it.
-    evaluation: file of the task's evaluation problems.
+    config: as configs/train_suite.py makes it.
+    repository: what the files of the config are relative to.
     output: takes the log, the saved states, the tokenizer and the checkpoint.
 
   Returns:
-    The last record of the log: number of parameters and, by group, the evaluation's counts with one token a step.
+    The last exact match by task, one token a step.
 
   Raises:
     FileExistsError: the folder holds a finished training.
@@ -109,36 +85,44 @@ def train_task(task: ModuleType, config: ml_collections.ConfigDict, evaluation: 
   """
   if (output / CHECKPOINT_NAME).exists():
     raise FileExistsError(f'{output} holds a finished training already')
-  ids = {'vocab_size': len(VOCAB), 'mask_id': VOCAB[MASK], 'eos_id': VOCAB[EOS], 'pad_id': VOCAB[PAD]}
-  model = ModelConfig(**config.model, **ids)
-  settings = TrainConfig(**config.train, optimizer=OptimizerConfig(**config.optimizer))
-  data = make_data(task, config.data, evaluation)
-  save_char_tokenizer(output / TOKENIZER_NAME)
+  training = make_training(config, repository)
+  model, stages = training.model, training.train.stages
+  save_tokenizer(output / TOKENIZER_NAME)
   tokenizer = load_tokenizer(output / TOKENIZER_NAME, model)
 
-  def pairs_from(start):
-    return (Pair(tokenizer.encode(e.prompt), tokenizer.encode(e.answer)) for e in data.examples_from(start))
+  def batches_at(step: int) -> tuple[Batch, ...]:
+    parts = zip(stage_at(stages, step).parts, problems_at(stages, step, training.excluded), strict=True)
+    pairs = lambda problems: [Pair(tokenizer.encode(p.prompt), tokenizer.encode(p.answer)) for p in problems]
+    return tuple(make_batch(pairs(problems), part.prompt_length, part.answer_length, model) for part, problems in parts)
 
-  def exact_match(params):
-    answers = _answers(params, data.held_out, tokenizer, settings, model)
-    return float(np.mean([task.is_solved(*row) for row in zip(data.held_out, answers, strict=True)]))
+  def exact_match(params: dict, step: int) -> Mapping[str, float]:
+    return {part.task: solved_share(params, part) for part in stage_at(stages, step - 1).parts}
+
+  def solved_share(params: dict, part: Part) -> float:
+    problem = functools.partial(problem_at, level=part.level, worked_examples=part.worked_examples)
+    problems = [problem(part.module, HELD_OUT_SEED, i, excluded=training.excluded) for i in range(training.held_out)]
+    answers = answer_prompts(
+      params,
+      [problem.prompt for problem in problems],
+      encode=tokenizer.encode,
+      decode=tokenizer.decode_text,
+      prompt_length=part.prompt_length,
+      answer_length=part.answer_length,
+      config=model,
+      batch_size=training.held_out,
+    )
+    return float(np.mean([part.module.is_solved(*row) for row in zip(problems, answers, strict=True)]))
 
   header = {
-    'task': task.__name__.rpartition('.')[2],
-    'data': config.data.to_dict(),
+    'start': config.start,
     'versions': {module.__name__: module.__version__ for module in (jax, np, optax)},
     'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
   }
-  params = train(settings, model, pairs_from, output, exact_match=exact_match, header=header)
-
+  start = checkpoint.load(config.start)[1] if config.start else None
+  params = train(training.train, model, batches_at, output, params=start, exact_match=exact_match, header=header)
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-  # The figures are those of the parameters as they are stored, computed in float32.
-  stored = jax.tree.map(lambda x: x.astype('float32'), params)
-  counts = score(data, _answers(stored, data.public, tokenizer, settings, model))
-  record = {'step': settings.steps, 'parameters': sum(x.size for x in jax.tree.leaves(params)), 'evaluation': counts}
-  with (output / LOG_NAME).open('a') as file:
-    file.write(json.dumps(record) + '\n')
   checkpoint.save(
     output / CHECKPOINT_NAME, model, params, tokenizer_dir=output / TOKENIZER_NAME, defaults=config.defaults.to_dict()
   )
-  return record
+  last = (output / LOG_NAME).read_text().splitlines()[-1]
+  return json.loads(last)['exact_match']

@@ -1,7 +1,7 @@
 """The training loop: resumable to the bit, with a log, saved states and a progress bar."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import functools
 import json
@@ -19,8 +19,9 @@ from tqdm import tqdm
 from archer_jax.config import ModelConfig
 from archer_jax.model import init_params
 from archer_jax.training.batches import Batch
-from archer_jax.training.batches import Pair
-from archer_jax.training.batches import batches
+from archer_jax.training.curriculum import Stage
+from archer_jax.training.curriculum import stage_at
+from archer_jax.training.loss import SHADOWS
 from archer_jax.training.loss import masked_diffusion_loss
 from archer_jax.training.optimizer import OptimizerConfig
 from archer_jax.training.optimizer import apply_gradients
@@ -32,38 +33,43 @@ STATE_NAME = 'state'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-  """What a training does, apart from its model and data.
+  """What a training does, apart from its model.
 
   Attributes:
-    steps: optimizer steps in all.
-    batch_size: examples a step.
-    prompt_length: P, columns that prompts are left-padded to.
-    answer_length: G, columns of the answer; shorter answers go on with eos.
+    stages: what is trained on, one after the other.
     seed: of the initial parameters and of the masks.
     log_every, eval_every, save_every: steps between two log records, exact matches and saved states; exact match
       and state also come after the last step, and 0 means only then.
     optimizer: see `OptimizerConfig`.
+    shadow, shadow_weight: whether verification rows are trained too; see `masked_diffusion_loss`.
   """
 
-  steps: int
-  batch_size: int
-  prompt_length: int
-  answer_length: int
+  stages: tuple[Stage, ...]
   seed: int
   optimizer: OptimizerConfig
   log_every: int = 10
   eval_every: int = 100
   save_every: int = 100
+  shadow: str = 'none'
+  shadow_weight: float = 0.5
 
   def __post_init__(self):
-    for field in ('steps', 'batch_size', 'answer_length', 'log_every'):
-      if getattr(self, field) < 1:
-        raise ValueError(f'{field} must be positive, got {getattr(self, field)}')
-    for field in ('prompt_length', 'seed', 'eval_every', 'save_every'):
+    if not self.stages:
+      raise ValueError('stages must have one at least')
+    if self.shadow not in SHADOWS:
+      raise ValueError(f'shadow must be one of {", ".join(SHADOWS)}, got {self.shadow!r}')
+    if self.log_every < 1:
+      raise ValueError(f'log_every must be positive, got {self.log_every}')
+    for field in ('seed', 'eval_every', 'save_every'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field} must not be negative, got {getattr(self, field)}')
     if self.optimizer.warmup_steps > self.steps:
-      raise ValueError(f'warmup_steps must be at most steps={self.steps}, got {self.optimizer.warmup_steps}')
+      raise ValueError(f"warmup_steps must be at most the stages' {self.steps}, got {self.optimizer.warmup_steps}")
+
+  @property
+  def steps(self) -> int:
+    """Optimizer steps in all."""
+    return sum(stage.steps for stage in self.stages)
 
 
 @jax.tree_util.register_dataclass
@@ -84,24 +90,40 @@ def init_train_state(*, config: TrainConfig, model: ModelConfig) -> TrainState:
   return TrainState(step=jnp.int32(0), params=params, opt_state=opt_state)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'model'), donate_argnames='state')
-def train_step(state: TrainState, batch: Batch, *, config: TrainConfig, model: ModelConfig) -> tuple[TrainState, Array]:
-  """One optimizer step.
+@functools.partial(jax.jit, static_argnames=('weights', 'config', 'model'), donate_argnames='state')
+def train_step(
+  state: TrainState,
+  batches: tuple[Batch, ...],
+  *,
+  weights: tuple[float, ...],
+  config: TrainConfig,
+  model: ModelConfig,
+) -> tuple[TrainState, tuple[Array, ...]]:
+  """One optimizer step on a batch of each task.
 
   Args:
     state: the state before; its buffers are reused.
-    batch: see `Batch`.
+    batches: one for each part of the stage; see `Batch`.
+    weights: of their losses, relative to each other.
     config: the training's config.
     model: the model's config.
 
   Returns:
-    The state after, and the batch's loss before the step (float32 scalar).
+    The state after, and the batches' losses before the step (float32 scalars).
   """
   # The masks follow from seed and step alone, so a resumed run draws what an uninterrupted one would.
   key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), state.step)
-  loss, grads = jax.value_and_grad(masked_diffusion_loss)(state.params, batch, key, config=model)
+
+  def mixed_loss(params):
+    loss = functools.partial(
+      masked_diffusion_loss, params, config=model, shadow=config.shadow, shadow_weight=config.shadow_weight
+    )
+    losses = tuple(loss(batch, jax.random.fold_in(key, i)) for i, batch in enumerate(batches))
+    return sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights), losses
+
+  (_, losses), grads = jax.value_and_grad(mixed_loss, has_aux=True)(state.params)
   params, opt_state = apply_gradients(state.params, grads, state.opt_state, config=config.optimizer, steps=config.steps)
-  return TrainState(step=state.step + 1, params=params, opt_state=opt_state), loss
+  return TrainState(step=state.step + 1, params=params, opt_state=opt_state), losses
 
 
 def _abstract_state(config: TrainConfig, model: ModelConfig) -> TrainState:
@@ -127,9 +149,9 @@ class _Log:
     kept = [line for line in lines if json.loads(line)['step'] <= step]
     path.write_text(''.join(f'{line}\n' for line in kept))
     self._path = path
-    # Time that earlier runs spent on the steps that are kept.
+    # Time and tokens that earlier runs spent on the steps that are kept.
     records = [json.loads(line) for line in kept]
-    self.spent = {name: max((r.get(name, 0.0) for r in records), default=0.0) for name in _CLOCKS}
+    self.spent = {name: max((r.get(name, 0) for r in records), default=0) for name in (*_CLOCKS, 'tokens')}
 
   def write(self, **record) -> None:
     with self._path.open('a') as file:
@@ -142,16 +164,19 @@ def _check_same(log: Path, configs: dict) -> None:
   for name, config in configs.items():
     for field, value in config.items():
       if (old := first.get(name, {}).get(field)) != value:
-        raise ValueError(f'{log.parent} holds a training with {field}={old!r}, so {field} must not be {value!r}')
+        # Stages are too long to be told.
+        told = 'other stages' if field == 'stages' else f'another {field}: {old!r}, not {value!r}'
+        raise ValueError(f'{log.parent} holds a training with {told}; give another folder or the same config')
 
 
 def train(
   config: TrainConfig,
   model: ModelConfig,
-  pairs_from: Callable[[int], Iterator[Pair]],
+  batches_at: Callable[[int], tuple[Batch, ...]],
   directory: str | Path,
   *,
-  exact_match: Callable[[dict], float] | None = None,
+  params: dict | None = None,
+  exact_match: Callable[[dict, int], Mapping[str, float]] | None = None,
   header: dict | None = None,
 ) -> dict:
   """Trains a model, or goes on with a training that was stopped.
@@ -159,65 +184,75 @@ def train(
   Args:
     config: the training's config.
     model: the model's config.
-    pairs_from: gives the stream of training pairs from an index on; the same pairs whenever it is asked.
+    batches_at: the batches of a step, from 0, one for each part of its stage; the same whenever it is asked.
     directory: takes `log.jsonl` and the saved states. If it holds states, training goes on from the latest one.
-    exact_match: share of held-out problems that given parameters solve; logged and shown.
+    params: what a new training begins with; by default random parameters.
+    exact_match: of parameters and a step, the share of held-out problems solved by task; logged and shown.
     header: what the log's first record says beside the configs.
 
   Returns:
     The trained parameters, float32.
 
   Raises:
-    ValueError: the directory holds a training with other configs, or the pairs end too early.
+    ValueError: the directory holds a training with other configs.
     FloatingPointError: the loss is not finite; the latest saved state is from before.
   """
   directory = Path(directory).absolute()
   directory.mkdir(parents=True, exist_ok=True)
-  configs = {'model': dataclasses.asdict(model), 'train': dataclasses.asdict(config)}
+  # Through JSON, as the log holds them.
+  configs = json.loads(json.dumps({'model': dataclasses.asdict(model), 'train': dataclasses.asdict(config)}))
   # Orbax writes a state under a temporary name and renames it, so a killed run leaves whole states only.
   keep = ocp.training.preservation_policies.LatestN(2)
   with ocp.training.Checkpointer(directory / STATE_NAME, preservation_policy=keep) as saved:
     if saved.latest is None:
       state = init_train_state(config=config, model=model)
+      if params is not None:
+        # A copy, since the steps donate it.
+        state = dataclasses.replace(state, params=jax.tree.map(lambda x: jnp.array(x, jnp.float32), params))
     else:
       _check_same(directory / LOG_NAME, configs)
       state = saved.load(saved.latest, _abstract_state(config, model))
     done = int(state.step)
     log = _Log(directory / LOG_NAME, done)
     log.write(step=done, **({'resumed': True} if done else configs | (header or {})))
-    stream = batches(
-      pairs_from(done * config.batch_size), config.batch_size, config.prompt_length, config.answer_length, model
-    )
-    return _run(state, stream, saved, log, exact_match, config=config, model=model)
+    return _run(state, batches_at, saved, log, exact_match, config=config, model=model)
 
 
-def _run(state, stream, saved, log, exact_match, *, config: TrainConfig, model: ModelConfig) -> dict:
+def _run(state, batches_at, saved, log, exact_match, *, config: TrainConfig, model: ModelConfig) -> dict:
   """The loop over the steps that are left."""
   due = lambda every, step: step == config.steps or (every and step % every == 0)
-  losses, solved, start = [], None, _now()
-  with tqdm(total=config.steps, initial=int(state.step), unit='step', desc='train') as bar:
+  losses, shown, tokens, start = {}, {}, 0, _now()
+  with tqdm(total=config.steps, initial=int(state.step), unit='step', desc='train', dynamic_ncols=True) as bar:
     for step in range(int(state.step) + 1, config.steps + 1):
-      if (batch := next(stream, None)) is None:
-        raise ValueError(f'pairs must last for steps={config.steps} batches of {config.batch_size}, ended at {step}')
-      state, loss = train_step(state, batch, config=config, model=model)
-      losses.append(loss)
+      stage = stage_at(config.stages, step - 1)
+      weights = tuple(part.weight for part in stage.parts)
+      state, step_losses = train_step(state, batches_at(step - 1), weights=weights, config=config, model=model)
+      for part, loss in zip(stage.parts, step_losses, strict=True):
+        losses.setdefault(part.task, []).append(loss)
+      tokens += stage.tokens
+      bar.update()
       if not any(due(every, step) for every in (config.log_every, config.eval_every, config.save_every)):
         continue
       # Only here the host waits for the device; between, batches are made while steps run.
-      mean_loss = float(jnp.mean(jnp.stack(losses)))
-      if not math.isfinite(mean_loss):
-        raise FloatingPointError(f'the loss is {mean_loss} between steps {step - len(losses)} and {step}')
+      means = {task: float(jnp.mean(jnp.stack(values))) for task, values in losses.items()}
+      if not all(map(math.isfinite, means.values())):
+        raise FloatingPointError(f'the loss is {means} in the {config.log_every} steps before {step}')
       elapsed = {name: now - start[name] for name, now in _now().items()}
-      log.spent = {name: log.spent[name] + elapsed[name] for name in _CLOCKS}
-      tokens = len(losses) * config.batch_size * (config.prompt_length + config.answer_length)
-      record = {'step': step, 'loss': mean_loss, 'tokens_per_s': tokens / elapsed['seconds'], **log.spent}
-      bar.update(len(losses))
+      log.spent = {name: log.spent[name] + elapsed.get(name, tokens) for name in log.spent}
+      record = {'step': step, 'loss': means, 'tokens_per_s': tokens / elapsed['seconds'], **log.spent}
+      shown |= {task: f'{mean:.3f}' for task, mean in means.items()}
       if exact_match and due(config.eval_every, step):
-        record['exact_match'] = solved = exact_match(state.params)
-      log.write(**{name: round(value, 4) for name, value in record.items()})
-      shown = {'loss': f'{mean_loss:.3f}', 'tok/s': f'{record["tokens_per_s"]:.0f}'}
-      bar.set_postfix(shown | ({'exact': f'{solved:.3f}'} if solved is not None else {}))
+        record['exact_match'] = dict(exact_match(state.params, step))
+        shown |= {f'{task} solved': f'{share:.2f}' for task, share in record['exact_match'].items()}
+      log.write(**_rounded(record))
+      bar.set_postfix({'tok/s': f'{record["tokens_per_s"]:.0f}', **shown})
       if due(config.save_every, step):
         saved.save(step, state)
-      losses, start = [], _now()
+      losses, tokens, start = {}, 0, _now()
   return state.params
+
+
+def _rounded(value):
+  if isinstance(value, Mapping):
+    return {name: _rounded(item) for name, item in value.items()}
+  return round(value, 4)

@@ -41,7 +41,7 @@ def test_chat_makes_a_turn_of_a_text(tokenizer):
   assert tokenizer.hf.decode(request.prompt_ids) == 'user: hi<|eos|>assistant: '
 
 
-MASK = CONFIG.mask_id
+MASK, SIZE = CONFIG.mask_id, CONFIG.vocab_size
 BAD = {
   'not json': (b'{"prompt": \n', 'the line is not JSON'),
   'no object': ([1], 'the line must be a JSON object'),
@@ -66,9 +66,15 @@ BAD = {
   'messages as text': ({'messages': 'hi'}, 'messages must be a list'),
   'a prompt as list': ({'prompt': ['hi']}, 'prompt must be a text'),
   'ids as text': ({'prompt_ids': '3 4'}, 'prompt_ids must be a list of integers'),
-  'ids that are no integers': ({'prompt_ids': [3, 4.0]}, r'prompt_ids\[1\] must be an integer in \[0, 100\), got 4.0'),
+  'ids that are no integers': (
+    {'prompt_ids': [3, 4.0]},
+    rf'prompt_ids\[1\] must be an integer in \[0, {SIZE}\), got 4.0',
+  ),
   'ids that are truths': ({'prompt_ids': [True]}, r'prompt_ids\[0\] must be an integer'),
-  'ids that there are not': ({'prompt_ids': [3, 100]}, r'prompt_ids\[1\] must be an integer in \[0, 100\), got 100'),
+  'ids that there are not': (
+    {'prompt_ids': [3, SIZE]},
+    rf'prompt_ids\[1\] must be an integer in \[0, {SIZE}\), got {SIZE}',
+  ),
   'negative ids': ({'prompt_ids': [-1]}, r'prompt_ids\[0\] must be an integer'),
   'the mask id': ({'prompt_ids': [3, MASK]}, f'prompt_ids must not contain the mask token {MASK}, found at position 1'),
   'the mask in text': ({'prompt': 'a<|mask|>b'}, f'prompt must not contain the mask token {MASK}, found at position 1'),

@@ -1,18 +1,14 @@
-"""4x4 sudoku: solver, generator, prompt, grader and the public file."""
+"""4x4 sudoku: solver, generator, grader and the public file."""
 
-import importlib.util
 import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from archer_jax.tasks import example_at
-from archer_jax.tasks import examples_from
+from archer_jax.tasks import problem_at
 from archer_jax.tasks import sudoku4
-from archer_jax.training.run import make_data
 
-REPOSITORY = Path(__file__).parents[2]
 PUBLIC = Path(__file__).with_name('sudoku4_public_a.csv')
 UNIQUE, UNIQUE_SOLUTION = '3102200002100320', '3142243142131324'
 
@@ -43,7 +39,7 @@ def test_there_are_288_full_grids():
 
 @pytest.mark.parametrize('seed', range(20))
 def test_solutions_equal_a_backtracking_search(seed):
-  puzzle = sudoku4.read_prompt(example_at(sudoku4, 5, seed).prompt)
+  puzzle = problem_at(sudoku4, 5, seed).hidden
   assert sudoku4.solutions(puzzle) == search(puzzle)
 
 
@@ -57,72 +53,42 @@ def test_contradicting_clues_have_no_solution():
 def test_what_is_no_puzzle_is_refused(puzzle):
   with pytest.raises(ValueError, match='16 digits from 0 to 4'):
     sudoku4.solutions(puzzle)
-  with pytest.raises(ValueError, match='16 digits from 0 to 4'):
-    sudoku4.make_prompt(puzzle)
 
 
-def test_prompt_round_trip():
-  assert sudoku4.make_prompt(UNIQUE) == f'sudoku4:{UNIQUE}='
-  assert sudoku4.read_prompt(f'sudoku4:{UNIQUE}=') == UNIQUE
-
-
-@pytest.mark.parametrize('prompt', [UNIQUE, f'sudoku4:{UNIQUE}', f'{UNIQUE}=', f'sudoku4:{UNIQUE}==', f'x {UNIQUE}='])
-def test_other_prompts_are_refused(prompt):
-  with pytest.raises(ValueError, match='must be'):
-    sudoku4.read_prompt(prompt)
-
-
-def test_examples_are_solved_by_their_answers():
-  for example in itertools.islice(examples_from(sudoku4, 3, 0), 200):
-    assert sudoku4.is_solved(example.prompt, example.answer)
-    assert example.difficulty == sudoku4.read_prompt(example.prompt).count('0')
-
-
-def test_examples_vary_in_blanks_and_in_uniqueness():
-  examples = list(itertools.islice(examples_from(sudoku4, 0, 0), 1800))
-  blanks = np.bincount([example.difficulty for example in examples], minlength=17)
+def test_problems_vary_in_blanks_and_in_uniqueness():
+  problems = [problem_at(sudoku4, 0, index) for index in range(1800)]
+  blanks = np.bincount([problem.difficulty for problem in problems], minlength=17)
   assert np.flatnonzero(blanks).tolist() == list(range(sudoku4.MIN_BLANKS, sudoku4.MAX_BLANKS + 1))
   assert blanks[blanks > 0].min() > 140
-  groups = [sudoku4.group(sudoku4.read_prompt(example.prompt)) for example in examples[:300]]
+  groups = [sudoku4.group(problem) for problem in problems[:300]]
   assert groups.count('unique') > 60
   assert groups.count('ambiguous') > 60
 
 
-def test_a_stream_follows_from_seed_and_index():
-  whole = list(itertools.islice(examples_from(sudoku4, 7, 0), 30))
-  assert list(itertools.islice(examples_from(sudoku4, 7, 20), 10)) == whole[20:]
-  assert len({example.prompt for example in whole}) == 30
-  assert example_at(sudoku4, 8, 0) != whole[0]
-
-
-def test_excluded_prompts_are_replaced():
-  whole = list(itertools.islice(examples_from(sudoku4, 7, 0), 30))
-  excluded = {example.prompt for example in whole[:5]}
-  other = list(itertools.islice(examples_from(sudoku4, 7, 0, excluded), 30))
-  assert other[5:] == whole[5:]
-  assert not excluded & {example.prompt for example in other}
-
-
 def test_grader_accepts_every_completion_and_nothing_else():
-  assert sudoku4.is_solved(sudoku4.make_prompt(UNIQUE), UNIQUE_SOLUTION)
-  puzzle = next(puzzle for puzzle, _ in sudoku4.read_problems(PUBLIC) if sudoku4.group(puzzle) == 'ambiguous')
-  prompt, right = sudoku4.make_prompt(puzzle), search(puzzle)
+  unique = sudoku4.puzzle_problem(UNIQUE, UNIQUE_SOLUTION)
+  assert unique.prompt == f'sudoku4:{UNIQUE}='
+  assert sudoku4.is_solved(unique, UNIQUE_SOLUTION)
+  problem = next(problem for problem in sudoku4.read_problems(PUBLIC) if sudoku4.group(problem) == 'ambiguous')
+  puzzle, right = problem.hidden, search(problem.hidden)
   assert len(right) > 1
-  assert all(sudoku4.is_solved(prompt, answer) for answer in right)
+  assert all(sudoku4.is_solved(problem, answer) for answer in right)
   clue = next(cell for cell in range(16) if puzzle[cell] != '0')
   # A full grid that differs in a clue only by a renaming of digits is valid by itself but no answer.
   renamed = right[0].translate(str.maketrans('1234', '2143'))
   assert search(renamed) == [renamed]
   assert renamed[clue] != puzzle[clue]
   wrong = ['', puzzle, renamed, right[0][:-1], right[0] + '1', right[0] + ' ', ' ' + right[0], '0' + right[0][1:]]
-  assert not any(sudoku4.is_solved(prompt, answer) for answer in wrong)
+  assert not any(sudoku4.is_solved(problem, answer) for answer in wrong)
 
 
 def test_public_file():
   problems = sudoku4.read_problems(PUBLIC)
   assert len(problems) == 250
-  assert len({puzzle for puzzle, _ in problems}) == 250
-  assert [sudoku4.group(puzzle) for puzzle, _ in problems].count('unique') == 192
+  assert len({problem.prompt for problem in problems}) == 250
+  assert [sudoku4.group(problem) for problem in problems].count('unique') == 192
+  first = problems[0]
+  assert (first.prompt, first.answer, first.hidden) == (f'sudoku4:{UNIQUE}=', UNIQUE_SOLUTION, UNIQUE)
 
 
 @pytest.mark.parametrize(
@@ -139,19 +105,3 @@ def test_bad_public_file(tmp_path, text, message):
   path.write_text(text)
   with pytest.raises(ValueError, match=message):
     sudoku4.read_problems(path)
-
-
-def test_no_evaluation_puzzle_is_trained_on():
-  spec = importlib.util.spec_from_file_location('train_sudoku4', REPOSITORY / 'configs/train_sudoku4.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config()
-  data = make_data(sudoku4, config.data, REPOSITORY / config.data.evaluation)
-  public = {sudoku4.make_prompt(puzzle) for puzzle, _ in sudoku4.read_problems(PUBLIC)}
-  assert set(data.public) == public
-  assert len(data.held_out) == config.data.held_out
-  # Every example of the whole training, in the order in which it comes.
-  count = config.train.steps * config.train.batch_size
-  trained = {example.prompt for example in itertools.islice(data.examples_from(0), count)}
-  assert not trained & public
-  assert not trained & set(data.held_out)

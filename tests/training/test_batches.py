@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from archer_jax.training.batches import Pair
-from archer_jax.training.batches import batches
 from archer_jax.training.batches import make_batch
 
 
@@ -30,8 +29,3 @@ def test_prompts_are_left_padded_and_answers_go_on_with_eos(model):
 def test_what_does_not_fit_is_refused(model, pair, message):
   with pytest.raises(ValueError, match=message):
     make_batch([pair], 4, 3, model)
-
-
-def test_batches_are_full_and_in_order(model):
-  stream = batches(iter([Pair([n], [n]) for n in range(3, 10)]), 3, 1, 1, model)
-  assert [batch.answer[:, 0].tolist() for batch in stream] == [[3, 4, 5], [6, 7, 8]]

@@ -2,19 +2,23 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import archer_jax
+from archer_jax.cache import refresh_forward
+from archer_jax.config import DecodeConfig
 from archer_jax.model import Transformer
 from archer_jax.model import init_params
 from archer_jax.training.batches import Batch
-from archer_jax.training.loss import MIN_RATIO
 from archer_jax.training.loss import canvas_logits
 from archer_jax.training.loss import draw_mask
 from archer_jax.training.loss import masked_diffusion_loss
+from archer_jax.types import Knobs
 
 
 @pytest.fixture(scope='module')
@@ -31,8 +35,8 @@ def all_logits(params, tokens, valid, *, model):
   return Transformer(model).apply({'params': params}, tokens, positions, mask)[0]
 
 
-jitted_logits = jax.jit(canvas_logits, static_argnames='config')
-jitted_loss = jax.jit(masked_diffusion_loss, static_argnames='config')
+jitted_logits = jax.jit(canvas_logits, static_argnames=('config', 'shadow'))
+jitted_loss = jax.jit(masked_diffusion_loss, static_argnames=('config', 'shadow', 'shadow_weight'))
 
 
 def random_batch(seed, model, rows=3, prompt_length=5, answer_length=4):
@@ -45,8 +49,8 @@ def random_batch(seed, model, rows=3, prompt_length=5, answer_length=4):
 
 def test_loss_equals_its_definition_row_by_row(model, params):
   batch, key = random_batch(0, model), jax.random.key(3)
-  t, is_masked = draw_mask(key, batch.answer.shape)
-  assert is_masked.any(axis=1).sum() >= 2
+  is_masked = np.asarray(draw_mask(key, batch.answer.shape))
+  assert len(set(is_masked.sum(axis=1).tolist())) == 3
   total = 0.0
   for row in range(3):
     # Each row alone and without its padding, the prompt as it is.
@@ -56,7 +60,7 @@ def test_loss_equals_its_definition_row_by_row(model, params):
     logits = np.asarray(all_logits(params, tokens, np.ones(tokens.shape, bool), model=model), np.float64)
     logits = logits[0, len(prompt) :]
     losses = np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(4), batch.answer[row]]
-    total += losses[np.asarray(is_masked[row])].sum() / float(t[row]) / 4 / 3
+    total += losses[is_masked[row]].mean() / 3
   assert float(jitted_loss(params, batch, key, config=model)) == pytest.approx(total, rel=1e-5)
 
 
@@ -80,16 +84,85 @@ def test_shifted_models_read_the_row_before(model, params):
   np.testing.assert_allclose(logits, every_row[:, 4:8], atol=1e-5)
 
 
-def test_masking_ratios_are_uniform_and_stratified():
-  draws = jax.jit(jax.vmap(lambda key: draw_mask(key, (8, 500))))(jax.random.split(jax.random.key(0), 200))
-  t, is_masked = jax.tree.map(np.asarray, draws)
-  assert t.min() >= MIN_RATIO
-  assert t.max() <= 1
-  # Every batch has one ratio in each eighth of a shifted interval ...
-  np.testing.assert_allclose(np.diff(np.sort(t, axis=1), axis=1), (1 - MIN_RATIO) / 8, atol=1e-5)
-  # ... each row's own is uniform, and positions are masked with just that probability.
+def test_loss_is_on_average_the_exact_one(model, params):
+  """The expectation over a uniform number of masks and their places, by going through all masks."""
+  batch = random_batch(4, model, rows=2, answer_length=3)
+  exact = 0.0
+  for count in (1, 2, 3):
+    masks = [np.isin(np.arange(3), places) for places in itertools.combinations(range(3), count)]
+    for is_masked in masks:
+      canvas = np.where(is_masked, model.mask_id, batch.answer).astype(np.int32)
+      logits = np.asarray(jitted_logits(params, batch.prompt, batch.prompt_valid, canvas, config=model), np.float64)
+      losses = np.log(np.exp(logits).sum(axis=-1)) - np.take_along_axis(logits, batch.answer[..., None], -1)[..., 0]
+      exact += losses[:, is_masked].mean() / len(masks) / 3
+  sampled = jax.jit(jax.vmap(lambda key: masked_diffusion_loss(params, batch, key, config=model)))
+  losses = np.asarray(sampled(jax.random.split(jax.random.key(5), 4096)))
+  error = losses.std() / 4096**0.5
+  assert 0 < error < 0.01 * exact
+  assert abs(losses.mean() - exact) < 4 * error
+
+
+def test_numbers_of_masks_are_uniform_and_stratified():
+  draw = jax.jit(jax.vmap(lambda key: draw_mask(key, (8, 500))))
+  is_masked = np.asarray(draw(jax.random.split(jax.random.key(0), 400)))
+  counts = is_masked.sum(axis=2)
+  assert counts.min() >= 1
+  # Every batch has one number in each eighth of a shifted interval, rounded to whole masks ...
+  assert abs(np.diff(np.sort(counts, axis=1), axis=1) - 500 / 8).max() < 1.5
+  # ... each row's own is uniform ...
   for row in range(8):
-    np.testing.assert_allclose(np.quantile(t[:, row], [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.11)
-  np.testing.assert_allclose(is_masked.mean(axis=2), t, atol=0.1)
-  # So with the weight 1 / t every answer token counts once.
-  np.testing.assert_allclose((is_masked / t[:, :, None]).mean(), 1, atol=0.02)
+    np.testing.assert_allclose(np.quantile(counts[:, row], [0.25, 0.5, 0.75]), [125, 250, 375], atol=45)
+  # ... and no position is masked more often than another, nor only together with its neighbour.
+  assert abs(is_masked.mean(axis=(0, 1)) - 0.501).max() < 0.05
+  half = is_masked[(counts > 200) & (counts < 300)]
+  assert abs((half[:, 1:] == half[:, :-1]).mean() - 0.5) < 0.02
+
+
+def test_few_positions_are_masked_in_every_way_equally_often():
+  draw = jax.jit(jax.vmap(lambda key: draw_mask(key, (4, 3))))
+  is_masked = np.asarray(draw(jax.random.split(jax.random.key(1), 3000))).reshape(-1, 3)
+  shares = np.bincount(is_masked @ [1, 2, 4], minlength=8) / len(is_masked)
+  expected = [0, 1 / 9, 1 / 9, 1 / 9, 1 / 9, 1 / 9, 1 / 9, 1 / 3]
+  np.testing.assert_allclose(shares, expected, atol=0.02)
+
+
+@functools.partial(jax.jit, static_argnames='cfg')
+def decoder_logits(params, prompt, prompt_valid, canvas, *, cfg):
+  """float32 [B, 2 G, V] of canvas and shadow, as the decoder computes them in a refresh."""
+  batch, length = canvas.shape
+  knobs = Knobs.make(batch, gen_length=length)
+  state = archer_jax.init_state(prompt, prompt_valid, knobs, jnp.zeros(batch, jnp.uint32), cfg=cfg)
+  state = dataclasses.replace(state, canvas=canvas)
+  index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), canvas.shape)
+  return refresh_forward(params, state, prompt, state.cache, jnp.ones(batch, bool), index, cfg)[0]
+
+
+@pytest.mark.parametrize('shadow', ['self', 'official'])
+def test_verification_rows_are_trained_as_the_decoder_sees_them(model, params, shadow):
+  batch = random_batch(6, model)
+  canvas = np.where(np.arange(4) == np.arange(3)[:, None], model.mask_id, batch.answer).astype(np.int32)
+  cfg = DecodeConfig(model=model, decoder='wino', canvas_length=4, block_length=4, shadow=shadow, dtype='float32')
+  expected = decoder_logits(params, batch.prompt, batch.prompt_valid, canvas, cfg=cfg)
+  logits = jitted_logits(params, batch.prompt, batch.prompt_valid, canvas, config=model, shadow=shadow)
+  assert logits.shape == (3, 8, model.vocab_size)
+  np.testing.assert_allclose(logits, expected, atol=1e-4)
+  # The canvas does not see them.
+  alone = jitted_logits(params, batch.prompt, batch.prompt_valid, canvas, config=model)
+  np.testing.assert_allclose(logits[:, :4], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize('shadow', ['self', 'official'])
+def test_verification_rows_learn_what_is_not_masked(model, params, shadow):
+  batch, key = random_batch(7, model), jax.random.key(3)
+  is_masked = np.asarray(draw_mask(key, batch.answer.shape))
+  canvas = np.where(is_masked, model.mask_id, batch.answer).astype(np.int32)
+  logits = jitted_logits(params, batch.prompt, batch.prompt_valid, canvas, config=model, shadow=shadow)
+  log_p = np.asarray(logits, np.float64)[:, 4:]
+  log_p -= np.log(np.exp(log_p).sum(axis=-1, keepdims=True))
+  losses = -np.take_along_axis(log_p, batch.answer[..., None], axis=-1)[..., 0]
+  # A row that is all masked has nothing to verify.
+  verified = np.mean([losses[row, ~is_masked[row]].sum() / max(1, (~is_masked[row]).sum()) for row in range(3)])
+  without = float(jitted_loss(params, batch, key, config=model))
+  for weight in (0.5, 2.0):
+    loss = float(jitted_loss(params, batch, key, config=model, shadow=shadow, shadow_weight=weight))
+    assert loss == pytest.approx(without + weight * verified, rel=1e-4)

@@ -1,0 +1,170 @@
+"""Decodes the same problems with every setting, in turns, and keeps what each batch took.
+
+A *round* is one batch of problems decoded with every setting. The order rotates from round to round, so that a machine
+that slows down, or a cache that the setting before has filled, favours none. Before the first round every program is
+compiled and every setting decodes a batch; that and grading are in no time.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from typing import Any
+
+from archer_jax.evaluate.work import Counter
+from archer_jax.jobs.batching import PROMPT_LENGTHS
+from archer_jax.jobs.batching import batch_config
+from archer_jax.jobs.batching import bucket
+from archer_jax.jobs.generate import Result
+from archer_jax.jobs.generate import Timing
+from archer_jax.jobs.generate import decode_requests
+from archer_jax.jobs.requests import Request
+from archer_jax.jobs.requests import make_request
+from archer_jax.jobs.settings import Settings
+from archer_jax.tasks import Problem
+from archer_jax.tasks.sources import Source
+from archer_jax.text import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+  """One batch of problems with one setting.
+
+  Attributes:
+    results: one per problem, in order.
+    solved: whether each is right.
+    seconds: of decoding, with neither compiling nor grading.
+    operations: of the matrix products that the batch took.
+  """
+
+  results: Sequence[Result]
+  solved: Sequence[bool]
+  seconds: float
+  operations: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """One task, with everything looked at that can be wrong before it is decoded; made by `plan`.
+
+  Attributes:
+    source: where the problems come from.
+    problems: all of them.
+    settings: by label.
+    requests: of every setting, one per problem.
+    batch_size: problems of a round.
+  """
+
+  source: Source
+  problems: Sequence[Problem]
+  settings: Mapping[str, Settings]
+  requests: Mapping[str, Sequence[Request]]
+  batch_size: int
+
+
+def plan(
+  source: Source,
+  problems: Sequence[Problem],
+  settings: Mapping[str, Settings],
+  tokenizer: Tokenizer,
+  batch_size: int,
+) -> Plan:
+  """Makes the requests of a task.
+
+  Raises:
+    ValueError: a problem that the model cannot read, naming it.
+  """
+  requests = {}
+  for label, setting in settings.items():
+    requests[label] = []
+    for index, problem in enumerate(problems):
+      try:
+        requests[label].append(make_request({'prompt': problem.prompt}, index, setting, tokenizer))
+      except ValueError as error:
+        raise ValueError(f'{source.name}: problem {index}: {error}') from error
+  return Plan(source=source, problems=problems, settings=settings, requests=requests, batch_size=batch_size)
+
+
+def play(
+  plan: Plan, params: dict, tokenizer: Tokenizer, *, timing: Timing, progress: Callable[[int], Any] = lambda n: None
+) -> Iterator[dict[str, Trial]]:
+  """Decodes and grades a task round by round.
+
+  Args:
+    plan: of the task.
+    params: the model's parameters.
+    tokenizer: the checkpoint's.
+    timing: of the whole evaluation; knows which programs have run already.
+    progress: is told the number of problems whenever a batch is decoded.
+
+  Yields:
+    A trial for each setting, by label, in the order of the plan.
+  """
+  counter = Counter()
+  decode = lambda label, requests: decode_requests(
+    params,
+    tokenizer,
+    plan.settings[label],
+    requests,
+    batch_size=plan.batch_size,
+    decode=counter.decode,
+    timing=timing,
+  )
+  _warm_up(plan, decode, params, tokenizer, timing)
+  counter.take()
+  streams = {label: decode(label, requests) for label, requests in plan.requests.items()}
+  labels = tuple(streams)
+  verdicts = {}
+  for number in range(-(-len(plan.problems) // plan.batch_size)):
+    first = number % len(labels)
+    measured = {}
+    for label in labels[first:] + labels[:first]:
+      before = timing.decode_seconds
+      results = next(streams[label])
+      measured[label] = (results, timing.decode_seconds - before, counter.take())
+      progress(len(results))
+    yield {
+      label: Trial(
+        results=results,
+        solved=[_solved(plan, result, verdicts) for result in results],
+        seconds=seconds,
+        operations=operations,
+      )
+      for label in labels
+      for results, seconds, operations in [measured[label]]
+    }
+
+
+def _warm_up(plan: Plan, decode, params, tokenizer: Tokenizer, timing: Timing) -> None:
+  """Decodes the first batch with every setting, and every other batch whose program has not run yet.
+
+  Settings share programs, but not what these execute.
+  """
+  n_rows = min(plan.batch_size, len(plan.problems))
+  for label, requests in plan.requests.items():
+    for start in range(0, len(requests), plan.batch_size):
+      batch = requests[start : start + plan.batch_size]
+      cfg = batch_config(
+        batch,
+        plan.settings[label],
+        dtype=str(params['embedding'].dtype),
+        end_ids=tokenizer.end_ids,
+        trace=False,
+      )
+      length = bucket('prompt', max(len(request.prompt_ids) for request in batch), PROMPT_LENGTHS)
+      if start == 0 or (cfg, (n_rows, length)) not in timing.programs:
+        # A short last batch is filled up, or it would be another program.
+        for _ in decode(label, itertools.islice(itertools.cycle(batch), n_rows)):
+          pass
+
+
+def _solved(plan: Plan, result: Result, verdicts: dict[tuple[int, str], bool]) -> bool:
+  """Grades a result; equal answers of several settings are looked at once, since a grader may run programs."""
+  if result.error is not None:
+    return False
+  key = (result.index, result.text)
+  if key not in verdicts:
+    verdicts[key] = bool(plan.source.is_solved(plan.problems[result.index], result.text))
+  return verdicts[key]

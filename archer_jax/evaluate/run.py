@@ -1,0 +1,167 @@
+"""One evaluation, from what the command line asks for to its exit code."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import json
+from pathlib import Path
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+from archer_jax import checkpoint
+from archer_jax.evaluate import table
+from archer_jax.evaluate.compare import Plan
+from archer_jax.evaluate.compare import plan
+from archer_jax.evaluate.compare import play
+from archer_jax.evaluate.figure import draw_figure
+from archer_jax.evaluate.record import base_of
+from archer_jax.evaluate.record import records
+from archer_jax.evaluate.setting import DEFAULT_N
+from archer_jax.evaluate.setting import Command
+from archer_jax.jobs.generate import Timing
+from archer_jax.spelling import check_spelling
+from archer_jax.tasks.sources import GENERATED
+from archer_jax.tasks.sources import Source
+from archer_jax.tasks.sources import open_source
+from archer_jax.text import Tokenizer
+from archer_jax.text import load_tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+  """An evaluation of which everything was looked at that can be wrong before anything is decoded; made by `prepare`.
+
+  Attributes:
+    options: the flags that are no settings, by name.
+    plans: of every task.
+    params: the model's parameters.
+    tokenizer: the checkpoint's.
+    facts: what else the figures depend on; stands in every record.
+  """
+
+  options: Mapping[str, Any]
+  plans: Sequence[Plan]
+  params: dict
+  tokenizer: Tokenizer
+  facts: Mapping[str, Any]
+
+  def run(self) -> int:
+    """Decodes, and writes and prints what is finished, after an interrupt too; returns the exit code."""
+    console, timing, told = table.terminal(), Timing(), []
+    base = base_of(self.plans[0].settings)
+    # A log wants a line now and then, a terminal a bar that moves.
+    pace = 0.1 if sys.stderr.isatty() else 30
+    total = sum(len(plan.problems) * len(plan.settings) for plan in self.plans)
+    try:
+      with tqdm(total=total, unit='answer', desc='evaluate', mininterval=pace) as bar:
+        for plan in self.plans:
+          bar.set_description(plan.source.name)
+          rounds = []
+          try:
+            for trials in play(plan, self.params, self.tokenizer, timing=timing, progress=bar.update):
+              rounds.append(trials)
+          finally:
+            if rounds:
+              mine = [{**record, 'run': self.facts} for record in records(plan, rounds)]
+              told += mine
+              with tqdm.external_write_mode(sys.stdout):
+                table.print_task(console, mine)
+              self._write(told, base)
+    finally:
+      if told:
+        table.print_legend(console, base)
+    print(f'{len(timing.programs)} programs compiled in {timing.compile_seconds:.0f} s', file=sys.stderr)
+    if errors := sum(record['errors'] for record in told):
+      print(
+        f"{errors} answers are errors: their logits were not finite; check the checkpoint's weights", file=sys.stderr
+      )
+    return 1 if errors else 0
+
+  def _write(self, told: Sequence[Mapping[str, Any]], base: str | None) -> None:
+    """Writes what is known so far; a file is replaced as a whole, so that it is never half of one."""
+    if self.options['json'] is not None:
+      file = Path(self.options['json'])
+      part = file.with_name(f'{file.name}.part')
+      part.write_text(json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + '\n', encoding='utf-8')
+      part.replace(file)
+    if self.options['figure'] is not None:
+      draw_figure(Path(self.options['figure']), told, base)
+
+
+def prepare(command: Command, dtype: str, facts: Callable[[], Mapping[str, Any]]) -> Evaluation:
+  """Opens the tasks, checks them against the checkpoint, and loads it.
+
+  Args:
+    command: from the command line.
+    dtype: of parameters and matmuls.
+    facts: tells versions and devices.
+
+  Raises:
+    ValueError, OSError: what is wrong, in one sentence.
+  """
+  options, manifest = command.options, command.manifest
+  folder = checkpoint.BUNDLED if options['checkpoint'] is None else Path(options['checkpoint'])
+  tokenizer = load_tokenizer(folder / 'tokenizer', manifest.config)
+  if tokenizer is None:
+    raise ValueError(f'checkpoint {folder} must have a tokenizer, since tasks are texts')
+  sources = _open_sources(command, tokenizer)
+  plans = [_plan(command, source, tokenizer) for source in sources]
+  _, params, _ = checkpoint.load(options['checkpoint'], dtype=dtype)
+  known = {
+    'checkpoint': 'bundled' if options['checkpoint'] is None else folder.name,
+    'dtype': dtype,
+    'worked_examples': options['worked_examples'],
+    'extract': options['extract'],
+    **facts(),
+  }
+  return Evaluation(options=options, plans=plans, params=params, tokenizer=tokenizer, facts=known)
+
+
+def _open_sources(command: Command, tokenizer: Tokenizer) -> list[Source]:
+  options = command.options
+  specs = [spec.strip() for spec in options['tasks'].split(',')]
+  if twice := [spec for index, spec in enumerate(specs) if spec in specs[:index]]:
+    raise ValueError(f'tasks must name a task once, got {twice[0]} twice')
+  read = [spec for spec in specs if spec.startswith('jsonl:')]
+  chat = command.base.get('chat', command.manifest.defaults.get('chat', False))
+  if chat and tokenizer.hf.chat_template is None:
+    raise ValueError('chat must not be given: the checkpoint has no chat template')
+  if not read and 'chat' in command.base:
+    raise ValueError('chat must not be given without a task of jsonl: the other tasks say themselves what they are')
+  if not read and options['extract'] != 'exact':
+    raise ValueError(f'extract must not be given without a task of jsonl, got {options["extract"]}')
+  return [
+    open_source(
+      spec, worked_examples=options['worked_examples'], extract=options['extract'], chat=chat, tokenizer=tokenizer
+    )
+    for spec in specs
+  ]
+
+
+def _plan(command: Command, source: Source, tokenizer: Tokenizer) -> Plan:
+  """Draws a task's problems and makes its requests."""
+  n = command.options['n']
+  problems = source.problems(DEFAULT_N if n is None and source.name in GENERATED else n, command.base.get('seed', 0))
+  try:
+    check_spelling(tokenizer, (text for problem in problems for text in (problem.prompt, problem.answer)))
+  except ValueError as error:
+    raise ValueError(f'{source.name}: {error}') from error
+  try:
+    source.is_solved(problems[0], problems[0].answer)
+  except RuntimeError as error:
+    # Such as a sandbox that this system does not grant.
+    raise ValueError(f'{source.name} cannot be graded: {error}') from error
+  known = {} if source.gen_length is None else {'gen_length': source.gen_length}
+  settings = dataclasses.replace(command, base={**command.base, 'chat': source.chat}).complete(known)
+  length = min(setting.knobs['gen_length'] for setting in settings.values())
+  answers = [len(tokenizer.encode(problem.answer)) for problem in problems]
+  if longer := sum(answer > length for answer in answers):
+    print(
+      f'note: {source.name}: {longer} of {len(answers)} reference answers have more than gen_length={length} tokens, '
+      f'up to {max(answers)}',
+      file=sys.stderr,
+    )
+  return plan(source, problems, settings, tokenizer, command.options['batch_size'])

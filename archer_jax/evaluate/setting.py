@@ -1,0 +1,168 @@
+"""What `--compare` names: settings to decode with, in a grammar of one line.
+
+    setting  = (rule | decoder) [":" number] {"+" name "=" value}
+
+The number is the name's own: the interval of `interval`, the drift radius of `archer`, the threshold of `wino`, the
+steps of `llada` and `dream`. Each `name=value` is a setting of the command line, such as `threshold=0.9`. Plain Python
+without JAX, so that a mistake is told before anything is loaded.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+from typing import Any
+
+from archer_jax.checkpoint import Manifest
+from archer_jax.config import CHOICES
+from archer_jax.config import KNOBS
+from archer_jax.config import ModelConfig
+from archer_jax.jobs.settings import SETTINGS
+from archer_jax.jobs.settings import Settings
+from archer_jax.jobs.settings import check_setting
+from archer_jax.jobs.settings import make_settings
+from archer_jax.jobs.settings import unread
+
+# What the number behind a name sets; the other names have none.
+NUMBERS = {
+  'interval': 'refresh_interval',
+  'archer': 'drift_radius',
+  'wino': 'threshold',
+  'llada': 'steps',
+  'dream': 'steps',
+}
+NAMES = (*CHOICES['refresh'], *CHOICES['decoder'])
+# The same for all, or the settings would not be compared on the same problems.
+_COMMON = ('seed', 'chat')
+# Problems of a generated task.
+DEFAULT_N = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+  """One of the settings that are compared.
+
+  Attributes:
+    label: as it was written.
+    given: what it says, by names of `jobs.settings.SETTINGS`.
+  """
+
+  label: str
+  given: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+  """What a command line asks for, checked as far as it can be without JAX and tasks.
+
+  Attributes:
+    options: the flags that are no settings, by name.
+    settings: what is compared.
+    base: settings that were given for all of them.
+    manifest: of the checkpoint.
+  """
+
+  options: Mapping[str, Any]
+  settings: Sequence[Setting]
+  base: Mapping[str, Any]
+  manifest: Manifest
+
+  def complete(self, task: Mapping[str, Any]) -> dict[str, Settings]:
+    """Every setting by its label, completed; `task` is recommended by the task, over what the checkpoint does."""
+    recommended = {**self.manifest.defaults, **task}
+    settings = complete(self.settings, self.base, self.manifest.config, recommended)
+    return {setting.label: full for setting, full in zip(self.settings, settings, strict=True)}
+
+
+def parse_settings(text: str) -> list[Setting]:
+  """Reads settings between commas.
+
+  Raises:
+    ValueError: one that is not in the grammar, that stands twice, or a value that is wrong; the sentence says which.
+  """
+  settings = []
+  for label in (part.strip() for part in text.split(',')):
+    if not label:
+      raise ValueError(f'compare must be settings between commas, such as always,archer, got {text!r}')
+    if label in [setting.label for setting in settings]:
+      raise ValueError(f'compare must name a setting once, got {label} twice')
+    settings.append(Setting(label=label, given=_parse(label)))
+  return settings
+
+
+def _parse(label: str) -> dict[str, Any]:
+  head, *changes = label.split('+')
+  name, colon, number = head.partition(':')
+  if name not in NAMES:
+    raise ValueError(f'compare: {name!r} in {label!r} is no refresh rule or decoder; there are {", ".join(NAMES)}')
+  given = {'refresh' if name in CHOICES['refresh'] else 'decoder': name}
+  pairs = []
+  if colon:
+    if name not in NUMBERS:
+      raise ValueError(f'compare: {name} in {label!r} takes no number; {", ".join(NUMBERS)} do')
+    pairs.append((NUMBERS[name], number))
+  for change in changes:
+    changed, equals, value = change.partition('=')
+    if not equals:
+      raise ValueError(f'compare: {change!r} in {label!r} must be name=value, such as threshold=0.9')
+    if changed in _COMMON:
+      raise ValueError(f'compare: {changed} in {label!r} must be the same for all settings; give --{changed}')
+    if changed not in SETTINGS:
+      known = ', '.join(known for known in SETTINGS if known not in _COMMON)
+      raise ValueError(f'compare: {changed!r} in {label!r} is no setting; there are {known}')
+    pairs.append((changed, value))
+  for changed, value in pairs:
+    if changed in given:
+      raise ValueError(f'compare: {changed} in {label!r} is given twice')
+    try:
+      given[changed] = check_setting(changed, _value(changed, value))
+    except ValueError as error:
+      raise ValueError(f'compare: {label}: {error}') from error
+  return given
+
+
+def _value(name: str, text: str) -> Any:
+  """A text as the number or truth that it spells; anything else stays as it is, for the one message."""
+  if text in ('true', 'false'):
+    return text == 'true'
+  if name in KNOBS or name == 'block_length':
+    with contextlib.suppress(ValueError):
+      return int(text) if name == 'block_length' or KNOBS[name].integer else float(text)
+  return text
+
+
+def complete(
+  settings: Sequence[Setting], base: Mapping[str, Any], model: ModelConfig, recommended: Mapping[str, Any]
+) -> list[Settings]:
+  """Completes every setting with the base that all share, and that with recommendations and defaults.
+
+  Args:
+    settings: from `parse_settings`.
+    base: what was given for all of them; each takes the part that its decoder and refresh rule read.
+    model: the model's config.
+    recommended: by the checkpoint and the task, see `make_settings`.
+
+  Raises:
+    ValueError: values that do not go together, or one of `base` that no setting would read.
+  """
+  completed = []
+  reasons = {name: [] for name in base}
+  for setting in settings:
+    try:
+      # What shapes a setting must be known before it can be said what it reads.
+      shape = make_settings(model, setting.given, recommended={**recommended, **base})
+      read = {}
+      for name, value in base.items():
+        reason = f'{name} must not be given: every setting of compare has its own'
+        if name not in setting.given:
+          reason = unread(name, shape.decoder, shape.refresh, shape.switches)
+        if reason is None:
+          read[name] = value
+        reasons[name].append(reason)
+      completed.append(make_settings(model, {**read, **setting.given}, recommended=recommended))
+    except ValueError as error:
+      raise ValueError(f'compare: {setting.label}: {error}') from error
+  for told in reasons.values():
+    if None not in told:
+      raise ValueError(told[0])
+  return completed

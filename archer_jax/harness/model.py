@@ -1,0 +1,320 @@
+"""The model `archer` of lm-evaluation-harness; importing this module registers it.
+
+Its arguments are `checkpoint`, `dtype`, `mc_num`, `check_greedy`, and every setting of the command line by its name:
+
+    --model_args checkpoint=llada-8b,decoder=wino,refresh=archer,threshold=0.7
+
+A setting given there wins over what a task asks for (its max_gen_toks and temperature), and that over what the
+checkpoint recommends.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import hashlib
+import itertools
+from typing import Any
+
+import jinja2
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from tqdm import tqdm
+
+from archer_jax import runtime
+from archer_jax.checkpoint import load
+from archer_jax.checkpoint import read_manifest
+from archer_jax.config import KNOBS
+from archer_jax.jobs.batching import CANVAS_LENGTHS
+from archer_jax.jobs.batching import PROMPT_LENGTHS
+from archer_jax.jobs.batching import bucket
+from archer_jax.jobs.generate import Result
+from archer_jax.jobs.generate import decode_requests
+from archer_jax.jobs.requests import Request
+from archer_jax.jobs.requests import make_request
+from archer_jax.jobs.settings import SETTINGS
+from archer_jax.jobs.settings import Settings
+from archer_jax.jobs.settings import make_settings
+from archer_jax.likelihood import log_likelihoods
+from archer_jax.spelling import check_spelling
+
+# What tasks call the length of the answer.
+_LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+_SAMPLING = ('temperature', 'top_p', 'top_k')
+_MODEL_SETTINGS = tuple(name for name in SETTINGS if name != 'chat')
+
+
+class Mistake(ValueError):
+  """Something that the caller has to change, said in one sentence."""
+
+
+@contextlib.contextmanager
+def _said_plainly() -> Iterator[None]:
+  try:
+    yield
+  except (ValueError, OSError) as error:
+    raise Mistake(str(error)) from error
+
+
+@register_model('archer')
+class Archer(LM):
+  """A checkpoint with a decoder.
+
+  Args:
+    checkpoint: folder that tools/convert_weights.py made; by default the bundled model.
+    batch_size: requests, or samples of the likelihood, decoded together; no result depends on it.
+    max_batch_size, device: what the harness tells every model; a batch has one size, and JAX chooses the device.
+    dtype: of parameters and matmuls, by default float32 on CPU and bfloat16 elsewhere.
+    mc_num: Monte Carlo samples of a log-likelihood; see `archer_jax.likelihood`.
+    check_greedy: whether a log-likelihood also says if the continuation is what the model writes one token a step,
+      the surest first. Few metrics read it, and it takes a step per token.
+    **settings: see `archer_jax.jobs.settings.SETTINGS`.
+
+  Raises:
+    Mistake: an argument that there is not or that is wrong, or a checkpoint that cannot be used.
+  """
+
+  def __init__(
+    self,
+    checkpoint: str | None = None,
+    *,
+    batch_size: int | str = 8,
+    max_batch_size: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    mc_num: int = 128,
+    check_greedy: bool = True,
+    **settings: Any,
+  ):
+    super().__init__()
+    del max_batch_size, device
+    with _said_plainly():
+      if 'chat' in settings:
+        raise ValueError('chat is no argument of the model archer; --apply_chat_template makes conversations')
+      if unknown := [name for name in settings if name not in _MODEL_SETTINGS]:
+        names = ('checkpoint', 'dtype', 'mc_num', 'check_greedy', *_MODEL_SETTINGS)
+        raise ValueError(f'{unknown[0]} is no argument of the model archer; there are {", ".join(names)}')
+      if not isinstance(check_greedy, bool):
+        raise ValueError(f'check_greedy must be true or false, got {check_greedy!r}')
+      self._batch_size, self._mc_num = _whole('batch_size', batch_size), _whole('mc_num', mc_num)
+      self._check_greedy = check_greedy
+      # The harness reads a folder whose name is a number as one.
+      path = None if checkpoint is None else str(checkpoint)
+      manifest = read_manifest(path)
+      self._given = {name: value for name, value in settings.items() if value is not None}
+      self._settings = make_settings(manifest.config, self._given, recommended=manifest.defaults)
+      self._model, self._params, self._tokenizer = load(path, dtype=dtype or runtime.default_dtype())
+      if self._tokenizer is None:
+        raise ValueError(f'checkpoint {path} must have a tokenizer, which lm-evaluation-harness needs')
+    self._name = 'bundled' if path is None else path
+
+  @classmethod
+  def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> 'Archer':
+    """The model of the command line, from --model_args and the flags that every model gets.
+
+    Raises:
+      Mistake: an argument that is a flag of its own.
+    """
+    if twice := sorted(set(arg_dict) & set(additional_config or ())):
+      raise Mistake(f'{twice[0]} must be given as --{twice[0]}, not in --model_args')
+    return super().create_from_arg_obj(arg_dict, additional_config)
+
+  @property
+  def max_length(self) -> int:
+    """The most tokens of prompt and answer together."""
+    return self._model.config.max_length
+
+  @property
+  def tokenizer_name(self) -> str:
+    """Names the tokenizer in the harness's caches."""
+    return self._name.replace('/', '__')
+
+  def chat_template(self, chat_template: bool | str = False) -> str | None:
+    """The checkpoint's template, which the harness keeps with the results."""
+    return self._tokenizer.hf.chat_template if chat_template else None
+
+  def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """The text of a conversation, up to where the answer begins, or with its beginning as the last message.
+
+    Raises:
+      Mistake: the checkpoint has no template, or it refuses the messages.
+    """
+    if self._tokenizer.hf.chat_template is None:
+      raise Mistake('the checkpoint must have a chat template for --apply_chat_template')
+    try:
+      return self._tokenizer.hf.apply_chat_template(
+        chat_history,
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=not add_generation_prompt,
+      )
+    except jinja2.TemplateError as error:
+      raise Mistake(f'the chat template of the checkpoint refuses the messages: {error}') from error
+
+  def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+    """Decodes the answers; each ends before the first of its stop sequences.
+
+    Raises:
+      Mistake: a prompt that cannot be spelled or is too long, or an argument that nothing would read.
+    """
+    with _said_plainly():
+      check_spelling(self._tokenizer, (request.args[0] for request in requests))
+      repeat = Counter()
+      entries = []
+      for index, request in enumerate(requests):
+        # Repeats of a sampled request differ; other tasks, the order and the batch change nothing.
+        source = (request.task_name, request.doc_id, request.args[0])
+        repeat[source] += 1
+        with _named(request):
+          entries.append(self._request(index, *request.args[:2], repeat[source]))
+    texts = [''] * len(requests)
+    for result in self._decode(entries, self._settings, 'Generating', disable_tqdm):
+      request = requests[result.index]
+      texts[result.index] = _cut(result.text, request.args[1].get('until'))
+      self.cache_hook.add_partial('generate_until', request.args, texts[result.index])
+    return texts
+
+  def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    """Log-likelihoods of continuations, and whether each is what the model itself would write.
+
+    Raises:
+      Mistake: a text that cannot be spelled or is too long.
+    """
+    with _said_plainly():
+      check_spelling(self._tokenizer, (''.join(request.args) for request in requests))
+      pairs = []
+      for request in requests:
+        with _named(request):
+          pairs.append(self._encode_pair(*request.args))
+    scale = self._settings.knobs['cfg_scale']
+    samples = sum(1 if len(answer) == 1 else self._mc_num for _, answer in pairs)
+    with tqdm(total=samples, desc='Sampling likelihoods', disable=disable_tqdm) as bar:
+      values = log_likelihoods(
+        self._model,
+        self._params,
+        pairs,
+        # One seed for all continuations of a context: their comparison is free of the choice of masks.
+        seeds=[_seed(self._settings.seed, request.args[0]) for request in requests],
+        n_samples=self._mc_num,
+        cfg_scale=scale,
+        batch_size=self._batch_size,
+        progress=bar.update,
+      )
+    greedy = self._are_greedy(pairs, scale, disable_tqdm) if self._check_greedy else [False] * len(pairs)
+    answers = [(float(value), is_greedy) for value, is_greedy in zip(values, greedy, strict=True)]
+    for request, answer in zip(requests, answers, strict=True):
+      self.cache_hook.add_partial('loglikelihood', request.args, answer)
+    return answers
+
+  def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    """Not there: raises NotImplementedError."""
+    raise NotImplementedError(
+      'the model archer has no loglikelihood_rolling: a masked diffusion model bounds the likelihood of an answer as a '
+      'whole, and perplexities token by token would not be comparable'
+    )
+
+  def _request(self, index: int, context: str, arguments: Mapping[str, Any], repeat: int) -> Request:
+    """A request from a task's text and generation arguments."""
+    arguments = dict(arguments)
+    arguments.pop('until', None)
+    record = {'prompt': context, 'seed': _seed(self._settings.seed, context, repeat)}
+    lengths = [(name, arguments.pop(name)) for name in _LENGTHS if name in arguments]
+    if lengths:
+      arguments.setdefault('gen_length', KNOBS['gen_length'].check(*lengths[0]))
+    # What is not sampled has no use for these, and tasks give them all the same.
+    if not arguments.pop('do_sample', arguments.get('temperature', 0) > 0):
+      arguments = {name: value for name, value in arguments.items() if name not in _SAMPLING} | {'temperature': 0.0}
+    if arguments.get('num_beams') == 1:
+      del arguments['num_beams']
+    if unknown := [name for name in arguments if name not in KNOBS]:
+      names = ('until', 'do_sample', *_LENGTHS, *KNOBS)
+      raise ValueError(f'{unknown[0]} is no generation argument of the model archer; there are {", ".join(names)}')
+    record |= {name: value for name, value in arguments.items() if name not in self._given}
+    return make_request(record, index, self._settings, self._tokenizer, allow_empty=True)
+
+  def _decode(self, entries: list[Request], settings: Settings, what: str, disable_tqdm: bool) -> Iterator[Result]:
+    """Results as they come: requests that share a program are decoded together."""
+
+    def shape(request):
+      return bucket('prompt', len(request.prompt_ids), PROMPT_LENGTHS), bucket(
+        'gen_length', request.knobs['gen_length'], CANVAS_LENGTHS
+      )
+
+    with tqdm(total=len(entries), desc=what, disable=disable_tqdm) as bar:
+      for _, group in itertools.groupby(sorted(entries, key=shape), key=shape):
+        for batch in decode_requests(self._params, self._tokenizer, settings, group, batch_size=self._batch_size):
+          for result in batch:
+            if result.error:
+              raise Mistake(f'request {result.index}: {result.error}')
+            yield result
+          bar.update(len(batch))
+
+  def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Token ids of both; white space that ends the context goes to the continuation, as everywhere in the harness."""
+    bare = context.rstrip()
+    whole, prompt = self._tokenizer.encode(context + continuation), self._tokenizer.encode(bare)
+    if len(whole) <= len(prompt):
+      raise ValueError(f'the continuation must have a token of its own, got {continuation!r} behind {context[-20:]!r}')
+    if self._model.config.mask_id in whole:
+      raise ValueError(f'context and continuation must not contain the mask token, got {context + continuation!r}')
+    if len(whole) > self.max_length:
+      raise ValueError(
+        f'context and continuation of {len(whole)} tokens must together be at most the {self.max_length} tokens of the '
+        'model'
+      )
+    return prompt, whole[len(prompt) :]
+
+  def _are_greedy(
+    self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], cfg_scale: float, disable_tqdm: bool
+  ) -> list[bool]:
+    """Whether every answer is what the model writes if it commits one token a step, the surest first."""
+    config = self._model.config
+    given = {'refresh': 'always', 'early_stop': False}
+    if config.default_decoder == 'dream':
+      given |= {'alg': 'maskgit_plus'}
+    else:
+      given |= {'decoder': 'llada', 'cfg_scale': cfg_scale}
+    # One block, however long the answer is.
+    settings = make_settings(
+      config, given, recommended={'gen_length': config.max_length, 'block_length': config.max_length}
+    )
+    entries = [
+      make_request({'prompt_ids': prompt, 'gen_length': len(answer)}, index, settings, None, allow_empty=True)
+      for index, (prompt, answer) in enumerate(pairs)
+    ]
+    greedy = [False] * len(pairs)
+    for result in self._decode(entries, settings, 'Checking greedy answers', disable_tqdm):
+      greedy[result.index] = list(result.token_ids) == list(pairs[result.index][1])
+    return greedy
+
+
+@contextlib.contextmanager
+def _named(request: Instance) -> Iterator[None]:
+  """Says which request a mistake is about."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'task {request.task_name}, document {request.doc_id}: {error}') from error
+
+
+def _cut(text: str, until: str | Sequence[str] | None) -> str:
+  """The text before the first stop sequence."""
+  stops = [until] if isinstance(until, str) else until or []
+  ends = [text.find(stop) for stop in stops if stop]
+  return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+def _seed(seed: int, context: str, repeat: int = 1) -> int:
+  """A seed in [0, 2^32) that belongs to a text."""
+  return int.from_bytes(hashlib.sha256(f'{seed} {repeat} {context}'.encode()).digest()[:4], 'little')
+
+
+def _whole(name: str, value: Any) -> int:
+  """A count, which the harness passes as text too."""
+  if isinstance(value, str) and value.isdecimal():
+    value = int(value)
+  if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    raise ValueError(f'{name} must be a positive integer, got {value!r}')
+  return value

@@ -1,0 +1,66 @@
+"""Files of JSON records, one a line, and any user's questions as a task: `{"prompt": ..., "answer": ...}`."""
+
+from collections.abc import Iterator
+import json
+from pathlib import Path
+from typing import Any
+
+from archer_jax.tasks import Problem
+from archer_jax.tasks.extract import extract
+
+
+def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The objects of a file, each with the place to name in a message, `FILE line N`; blank lines are passed over.
+
+  Raises:
+    ValueError: a line is no JSON object.
+  """
+  with Path(path).open('rb') as file:
+    for number, line in enumerate(file, start=1):
+      if not line.strip():
+        continue
+      place = f'{path} line {number}'
+      try:
+        record = json.loads(line.decode('utf-8-sig'))
+      except (ValueError, RecursionError) as error:
+        raise ValueError(f'{place} is not JSON: {error}') from None
+      if not isinstance(record, dict):
+        raise ValueError(f'{place} must be a JSON object, got {json.dumps(record)[:80]}')
+      yield place, record
+
+
+def text_field(place: str, record: dict[str, Any], field: str) -> str:
+  """A field of a record that must be there, a text, and not empty.
+
+  Raises:
+    ValueError: it is not; the message names the place and the field.
+  """
+  if field not in record:
+    raise ValueError(f'{place} must have the field {field}, got {", ".join(record) or "none"}')
+  value = record[field]
+  if not isinstance(value, str) or not value.strip():
+    raise ValueError(f'{place}: {field} must be a text that is not empty, got {json.dumps(value)[:80]}')
+  return value
+
+
+def read_problems(path: str | Path, extractor: str) -> list[Problem]:
+  """Questions with their answers; fields beside `prompt` and `answer` are not read.
+
+  Args:
+    path: the file.
+    extractor: name in `extract.EXTRACTORS` of what reads answers out of texts.
+
+  Returns:
+    The problems in the file's order; the prompt is as the file has it.
+
+  Raises:
+    ValueError: a record is not as above, or its answer holds nothing that the extractor looks for; the message names
+      file, line and field.
+  """
+  problems = []
+  for place, record in read_records(path):
+    prompt, answer = (text_field(place, record, field) for field in ('prompt', 'answer'))
+    if extract(extractor, answer) is None:
+      raise ValueError(f'{place}: answer must hold what the extractor {extractor} looks for, got {answer[:80]!r}')
+    problems.append(Problem(prompt=prompt, answer=answer))
+  return problems
