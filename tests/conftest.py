@@ -7,6 +7,7 @@ from golden_data import Golden
 from golden_data import read_cases
 import jax
 import pytest
+from text_model import save_text_model
 
 from archer_jax import checkpoint
 from archer_jax.convert import convert
@@ -36,3 +37,15 @@ def llada_tiny(tmp_path_factory):
 def dream_tiny(tmp_path_factory):
   """Dream golden, likewise."""
   return _golden('dream_tiny', tmp_path_factory.mktemp('golden') / 'dream_tiny')
+
+
+@pytest.fixture(scope='session')
+def text_path(tmp_path_factory):
+  """The tiny text model; it recommends gen_length 16 and brings an example."""
+  return save_text_model(tmp_path_factory.mktemp('text') / 'model')
+
+
+@pytest.fixture(scope='session')
+def text(text_path):
+  """Its model, parameters and tokenizer."""
+  return checkpoint.load(text_path)

@@ -35,12 +35,6 @@ RECORD_FIELDS = [
 
 
 @pytest.fixture(scope='module')
-def text_path(tmp_path_factory):
-  """Recommends gen_length 16 and brings an example."""
-  return save_text_model(tmp_path_factory.mktemp('text') / 'model')
-
-
-@pytest.fixture(scope='module')
 def broken_path(tmp_path_factory):
   return save_text_model(tmp_path_factory.mktemp('broken') / 'model', broken=True)
 

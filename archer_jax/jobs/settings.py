@@ -17,7 +17,6 @@ from archer_jax.config import ModelConfig
 MAX_SEED = 2**32 - 1
 # At most gen_length.
 DEFAULT_BLOCK_LENGTH = 64
-# Of the refresh rule `archer`; the others have no radius.
 
 _ALL = CHOICES['decoder']
 _BLOCKS = ('wino', 'llada')

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from archer_jax.config import ModelConfig
 from archer_jax.model import Transformer
+from archer_jax.numerics import rank_descending
 from archer_jax.training.batches import Batch
 
 # Which verification rows are trained beside the canvas, see `canvas_logits`.
@@ -73,8 +74,8 @@ def draw_mask(key: Array, shape: tuple[int, int]) -> Array:
   spread = jnp.arange(shape[0], dtype=jnp.float32) / shape[0]
   share = (jax.random.uniform(shift_key, (), jnp.float32) + spread) % jnp.float32(1)
   count = 1 + jnp.floor(share * shape[1]).astype(jnp.int32)
-  rank = jnp.argsort(jnp.argsort(jax.random.uniform(mask_key, shape, jnp.float32), axis=1), axis=1)
-  return rank < count[:, None]
+  noise = jax.random.uniform(mask_key, shape, jnp.float32)
+  return rank_descending(-noise, jnp.ones(shape, bool)) < count[:, None]
 
 
 def masked_diffusion_loss(

@@ -16,6 +16,7 @@ from archer_jax.config import ModelConfig
 from archer_jax.tasks import HELD_OUT_SEED
 from archer_jax.tasks import problem_at
 from archer_jax.tasks import sudoku4
+from archer_jax.text import Tokenizer
 from archer_jax.text import load_tokenizer
 from archer_jax.training.batches import Batch
 from archer_jax.training.batches import Pair
@@ -68,6 +69,23 @@ def make_training(config: ml_collections.ConfigDict, repository: Path) -> Traini
   )
 
 
+def count_solved(params: dict, part: Part, training: Training, tokenizer: Tokenizer) -> int:
+  """How many of `training.held_out` fresh problems of a part are solved greedily, one token a step."""
+  problem = functools.partial(problem_at, level=part.level, worked_examples=part.worked_examples)
+  problems = [problem(part.module, HELD_OUT_SEED, i, excluded=training.excluded) for i in range(training.held_out)]
+  answers = answer_prompts(
+    params,
+    [problem.prompt for problem in problems],
+    encode=tokenizer.encode,
+    decode=tokenizer.decode_text,
+    prompt_length=part.prompt_length,
+    answer_length=part.answer_length,
+    config=training.model,
+    batch_size=training.held_out,
+  )
+  return sum(part.module.is_solved(*row) for row in zip(problems, answers, strict=True))
+
+
 def run_training(config: ml_collections.ConfigDict, repository: Path, output: Path) -> dict[str, float]:
   """Trains as a config says, or goes on with it, and writes `output`/checkpoint.
 
@@ -96,22 +114,8 @@ def run_training(config: ml_collections.ConfigDict, repository: Path, output: Pa
     return tuple(make_batch(pairs(problems), part.prompt_length, part.answer_length, model) for part, problems in parts)
 
   def exact_match(params: dict, step: int) -> Mapping[str, float]:
-    return {part.task: solved_share(params, part) for part in stage_at(stages, step - 1).parts}
-
-  def solved_share(params: dict, part: Part) -> float:
-    problem = functools.partial(problem_at, level=part.level, worked_examples=part.worked_examples)
-    problems = [problem(part.module, HELD_OUT_SEED, i, excluded=training.excluded) for i in range(training.held_out)]
-    answers = answer_prompts(
-      params,
-      [problem.prompt for problem in problems],
-      encode=tokenizer.encode,
-      decode=tokenizer.decode_text,
-      prompt_length=part.prompt_length,
-      answer_length=part.answer_length,
-      config=model,
-      batch_size=training.held_out,
-    )
-    return float(np.mean([part.module.is_solved(*row) for row in zip(problems, answers, strict=True)]))
+    parts = stage_at(stages, step - 1).parts
+    return {part.task: count_solved(params, part, training, tokenizer) / training.held_out for part in parts}
 
   header = {
     'start': config.start,

@@ -1,11 +1,9 @@
-"""The tiny text model, and programs that are compiled in less time."""
+"""Programs that are compiled in less time."""
 
 import jax
 from programs import QUICK
 import pytest
-from text_model import save_text_model
 
-from archer_jax import checkpoint
 from archer_jax.decode import decode
 from archer_jax.evaluate import work
 from archer_jax.jobs.generate import decode_requests
@@ -23,14 +21,3 @@ _COUNTED, _PLAIN = _quick(work.counted_decode), _quick(decode)
 def quick(monkeypatch):
   monkeypatch.setattr(work, 'counted_decode', _COUNTED)
   monkeypatch.setitem(decode_requests.__kwdefaults__, 'decode', _PLAIN)
-
-
-@pytest.fixture(scope='session')
-def text_path(tmp_path_factory):
-  return save_text_model(tmp_path_factory.mktemp('text') / 'model')
-
-
-@pytest.fixture(scope='session')
-def text(text_path):
-  """Model, parameters and tokenizer."""
-  return checkpoint.load(text_path)
