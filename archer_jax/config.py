@@ -26,6 +26,8 @@ class ModelConfig:
     rope_theta: base of the rotary frequencies.
     norm_eps: epsilon of RMSNorm.
     qkv_bias: whether the q, k and v projections carry a bias.
+    qk_norm: whether every head's queries and keys pass an RMSNorm of their own before RoPE, so that the logits of
+      attention cannot grow without bound. Neither published family has it; the bundled model trains faster with it.
     max_length: largest number of prompt and canvas tokens together.
     mask_id, eos_id, pad_id: token ids.
     logit_alignment: `same_position`, or `shifted` where position i is read from row i - 1.
@@ -47,6 +49,7 @@ class ModelConfig:
   eos_id: int
   pad_id: int
   logit_alignment: str
+  qk_norm: bool = False
 
   def __post_init__(self):
     for field in ('vocab_size', 'd_model', 'n_layers', 'n_heads', 'n_kv_heads', 'head_dim', 'd_ff', 'max_length'):

@@ -50,6 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
       'rope_theta': 10000.0,
       'norm_eps': 1e-5,
       'qkv_bias': False,
+      'qk_norm': True,
       'max_length': 2048,
       'logit_alignment': 'same_position',
     }
@@ -58,40 +59,47 @@ def get_config() -> ml_collections.ConfigDict:
   # where training began with seven rows. Worked examples come at the end only: they are two thirds of a step's tokens.
   config.stages = (
     _stage(
-      1200,
-      sudoku4=_part(0.10, (1.0, 1.0), 0, 8, 19, 17),
+      1800,
+      sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
       sudoku6=_part(0.25, (0.05, 0.6), 0, 10, 47, 42),
-      sort=_part(0.25, (0.04, 0.25), 0, 14, 27, 24),
-      table=_part(0.20, (0.01, 0.25), 0, 12, 54, 18),
-      pipeline=_part(0.20, (0.1, 0.4), 0, 6, 92, 41),
+      sort=_part(0.25, (0.04, 0.25), 0, 16, 19, 16),
+      table=_part(0.25, (0.01, 0.25), 0, 12, 46, 15),
+      pipeline=_part(0.20, (0.1, 0.4), 0, 6, 74, 39),
+    ),
+    _stage(
+      2300,
+      sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
+      sudoku6=_part(0.30, (0.2, 1.0), 0, 10, 47, 42),
+      sort=_part(0.25, (0.1, 0.6), 0, 10, 37, 34),
+      table=_part(0.20, (0.1, 0.6), 0, 8, 86, 30),
+      pipeline=_part(0.20, (0.2, 0.8), 0, 5, 90, 69),
+    ),
+    _stage(
+      2900,
+      sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
+      sudoku6=_part(0.30, (0.5, 1.0), 0, 10, 47, 42),
+      sort=_part(0.25, (0.3, 1.0), 0, 8, 59, 56),
+      table=_part(0.20, (0.3, 1.0), 0, 6, 136, 50),
+      pipeline=_part(0.20, (0.4, 1.0), 0, 5, 98, 84),
     ),
     _stage(
       1300,
       sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
-      sudoku6=_part(0.30, (0.2, 1.0), 0, 10, 47, 42),
-      sort=_part(0.25, (0.1, 0.6), 0, 10, 54, 51),
-      table=_part(0.20, (0.1, 0.6), 0, 8, 102, 36),
-      pipeline=_part(0.20, (0.2, 0.8), 0, 5, 112, 73),
-    ),
-    _stage(
-      1400,
-      sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
-      sudoku6=_part(0.30, (0.5, 1.0), 0, 10, 47, 42),
-      sort=_part(0.25, (0.3, 1.0), 0, 7, 87, 84),
-      table=_part(0.20, (0.3, 1.0), 0, 5, 162, 60),
-      pipeline=_part(0.20, (0.4, 1.0), 0, 5, 122, 89),
-    ),
-    _stage(
-      700,
-      sudoku4=_part(0.05, (1.0, 1.0), 0, 4, 19, 17),
       sudoku6=_part(0.30, (1.0, 1.0), 2, 5, 227, 42),
-      sort=_part(0.25, (1.0, 1.0), 1, 4, 259, 84),
-      table=_part(0.20, (1.0, 1.0), 1, 3, 385, 60),
-      pipeline=_part(0.20, (1.0, 1.0), 1, 3, 334, 89),
+      sort=_part(0.25, (1.0, 1.0), 1, 4, 175, 56),
+      table=_part(0.20, (1.0, 1.0), 1, 3, 323, 50),
+      pipeline=_part(0.20, (1.0, 1.0), 1, 3, 281, 84),
     ),
   )
   config.train = ml_collections.ConfigDict(
-    {'seed': 0, 'log_every': 20, 'eval_every': 1150, 'save_every': 100, 'shadow': 'none', 'shadow_weight': 0.5}
+    {
+      'seed': 0,
+      'log_every': 20,
+      'eval_every': 1000,
+      'save_every': 200,
+      'shadow': 'none',
+      'shadow_weight': 0.5,
+    }
   )
   config.optimizer = ml_collections.ConfigDict(
     {

@@ -250,9 +250,10 @@ def plain_forward(
   for layer in range(model.n_layers):
     block = params[f'blocks_{layer}']
     normed = norm(x, block['attn_norm']['scale'])
-    q = rotate(project(normed, block['attn']['q_proj']))
-    k = rotate(project(normed, block['attn']['k_proj']))
-    v = project(normed, block['attn']['v_proj'])
+    q, k, v = (project(normed, block['attn'][name]) for name in ('q_proj', 'k_proj', 'v_proj'))
+    if model.qk_norm:
+      q, k = norm(q, block['attn']['q_norm']['scale']), norm(k, block['attn']['k_norm']['scale'])
+    q, k = rotate(q), rotate(k)
     fresh.append((k.copy(), v.copy()))
     if kept is not None:
       prompt = kept[layer][0].shape[0]

@@ -29,16 +29,22 @@ def take_mask_rows(attn_mask: Array, rows: Array) -> Array:
 
 
 class RMSNorm(nn.Module):
-  """x / sqrt(mean(x^2) + eps) * scale, statistics in float32."""
+  """x / sqrt(mean(x^2) + eps) * scale over the last axis, statistics in float32.
 
-  config: ModelConfig
+  Attributes:
+    eps: epsilon.
+    axis: logical name of the last axis.
+  """
+
+  eps: float
+  axis: str = 'embed'
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    init = nn.with_logical_partitioning(nn.initializers.ones, ('embed',))
-    scale = self.param('scale', init, (self.config.d_model,))
+    init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+    scale = self.param('scale', init, x.shape[-1:])
     y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + jnp.float32(self.config.norm_eps))
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + jnp.float32(self.eps))
     return y.astype(x.dtype) * scale
 
 
@@ -86,6 +92,9 @@ class Attention(nn.Module):
     self.q_proj = Projection(heads, ('embed', 'heads', 'head_dim'), bias=c.qkv_bias)
     self.k_proj = Projection(kv_heads, ('embed', 'kv_heads', 'head_dim'), bias=c.qkv_bias)
     self.v_proj = Projection(kv_heads, ('embed', 'kv_heads', 'head_dim'), bias=c.qkv_bias)
+    if c.qk_norm:
+      self.q_norm = RMSNorm(c.norm_eps, 'head_dim')
+      self.k_norm = RMSNorm(c.norm_eps, 'head_dim')
     stddev = 0.02 / (2 * c.n_layers) ** 0.5
     self.o_proj = Projection(
       (c.n_heads, c.head_dim, c.d_model), ('heads', 'head_dim', 'embed'), contract=2, stddev=stddev
@@ -93,11 +102,14 @@ class Attention(nn.Module):
 
   def key_value(self, x: Array, table: KeyValue) -> KeyValue:
     """Keys after RoPE, and values, [B, T, K, H] each, of normed rows [B, T, D]."""
-    return rotate(self.k_proj(x), table), self.v_proj(x)
+    k = self.k_proj(x)
+    return rotate(self.k_norm(k) if self.config.qk_norm else k, table), self.v_proj(x)
 
   def __call__(self, x: Array, table: KeyValue, key_value: KeyValue, attn_mask: Array) -> Array:
     """Attends from normed rows [B, T, D] to `key_value` of S rows under a mask [B, 1, T, S]."""
-    return self.o_proj(attend(rotate(self.q_proj(x), table), *key_value, attn_mask))
+    q = self.q_proj(x)
+    q = rotate(self.q_norm(q) if self.config.qk_norm else q, table)
+    return self.o_proj(attend(q, *key_value, attn_mask))
 
 
 class MLP(nn.Module):
@@ -121,9 +133,9 @@ class Block(nn.Module):
   config: ModelConfig
 
   def setup(self):
-    self.attn_norm = RMSNorm(self.config)
+    self.attn_norm = RMSNorm(self.config.norm_eps)
     self.attn = Attention(self.config)
-    self.mlp_norm = RMSNorm(self.config)
+    self.mlp_norm = RMSNorm(self.config.norm_eps)
     self.mlp = MLP(self.config)
 
   def key_value(self, x: Array, table: KeyValue) -> KeyValue:
@@ -148,7 +160,7 @@ class Transformer(nn.Module):
     init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ('vocab', 'embed'))
     self.embedding = self.param('embedding', init, (c.vocab_size, c.d_model))
     self.blocks = [Block(c) for _ in range(c.n_layers)]
-    self.final_norm = RMSNorm(c)
+    self.final_norm = RMSNorm(c.norm_eps)
     self.head = Projection((c.d_model, c.vocab_size), ('embed', 'vocab'), out_dtype=jnp.float32)
 
   def __call__(

@@ -29,8 +29,8 @@ from archer_jax.tasks import Problem
 from archer_jax.tasks.sandbox import run_python
 
 WORKED_EXAMPLES = 1
-# Five lines of at most 16 tokens, the function's head and return, and an end token.
-GEN_LENGTH = 89
+# Five lines of at most 15 tokens, the function's head and return, and an end token.
+GEN_LENGTH = 84
 
 MIN_LINES, MAX_LINES = 3, 5
 # Results of four digits and more would make prompts of no known length.

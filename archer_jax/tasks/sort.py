@@ -10,7 +10,7 @@ from archer_jax.tasks import Problem
 
 WORKED_EXAMPLES = 1
 # 28 numbers, the spaces between them and an end token.
-GEN_LENGTH = 84
+GEN_LENGTH = 56
 
 MIN_COUNT, MAX_COUNT = 24, 28
 _EASIEST_COUNT = 1

@@ -5,8 +5,8 @@
     pear blue 12
     ...
     find:
-    pear ???
-    fig ???
+    pear ??
+    fig ??
 
 is answered by the lines of the question filled in, `pear 12 blue`. All that decides stands in the prompt, far from
 where it is needed.
@@ -17,8 +17,8 @@ import numpy as np
 from archer_jax.tasks import Problem
 
 WORKED_EXAMPLES = 1
-# 10 lines of six tokens, the last newline an end token.
-GEN_LENGTH = 60
+# 10 lines of five tokens, the last newline an end token.
+GEN_LENGTH = 50
 
 COLORS = ('red', 'blue', 'green', 'gray')
 # fmt: off
@@ -51,7 +51,7 @@ def make_problem(rng: np.random.Generator, level: float) -> Problem:
   numbers = rng.integers(10, 100, count).tolist()
   asked = rng.permutation(count)[: max(1, round(ASKED_SHARE * count))].tolist()
   rows = ''.join(f'{name} {color} {number}\n' for name, color, number in zip(names, colors, numbers, strict=True))
-  question = ''.join(f'{names[i]} ???\n' for i in asked)
+  question = ''.join(f'{names[i]} ??\n' for i in asked)
   return Problem(
     prompt=f'table:\n{rows}find:\n{question}',
     answer='\n'.join(f'{names[i]} {numbers[i]} {colors[i]}' for i in asked),

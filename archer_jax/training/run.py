@@ -118,12 +118,19 @@ def run_training(config: ml_collections.ConfigDict, repository: Path, output: Pa
     return {part.task: count_solved(params, part, training, tokenizer) / training.held_out for part in parts}
 
   header = {
-    'start': config.start,
     'versions': {module.__name__: module.__version__ for module in (jax, np, optax)},
     'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
   }
-  start = checkpoint.load(config.start)[1] if config.start else None
-  params = train(training.train, model, batches_at, output, params=start, exact_match=exact_match, header=header)
+  params = train(
+    training.train,
+    model,
+    batches_at,
+    output,
+    params=checkpoint.load(config.start)[1] if config.start else None,
+    start=config.start,
+    exact_match=exact_match,
+    header=header,
+  )
   params = jax.tree.map(lambda x: x.astype(config.dtype), params)
   checkpoint.save(
     output / CHECKPOINT_NAME, model, params, tokenizer_dir=output / TOKENIZER_NAME, defaults=config.defaults.to_dict()

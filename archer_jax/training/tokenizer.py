@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import Split
 from archer_jax.tasks import table
 
 PAD, EOS, MASK = '<|pad|>', '<|eos|>', '<|mask|>'
-# Newline, tab and every printable ASCII character, in the order of their code points.
-CHARACTERS = tuple(sorted('\n\t ' + string.ascii_letters + string.digits + string.punctuation))
+# Newline, tab, every printable ASCII character, and the others that HumanEval has, in the order of their code points.
+CHARACTERS = tuple(sorted('\n\t ' + string.ascii_letters + string.digits + string.punctuation + '≤➞'))
 # fmt: off
 _PYTHON = (
   '    ', 'def', ' solve(', '):', 'return', ' =', ' [', ' +', ' *', ' >', ' <', 'max(', ' max(', 'min(', ' min(',
@@ -29,18 +29,23 @@ _DESCRIPTION = (
 _NAMES = ('sudoku4', 'sudoku6', 'sort', 'table', 'find', 'countdown')
 # fmt: on
 WORDS = (*_PYTHON, *_DESCRIPTION, *_NAMES, *(f' {color}' for color in table.COLORS), *table.NAMES)
-VOCAB = {token: i for i, token in enumerate((PAD, EOS, MASK, *CHARACTERS, *WORDS))}
+# Digit by digit, the order of a number's two digits came late where the number itself was long found.
+NUMBERS = tuple(str(number) for number in range(10, 100))
+VOCAB = {token: i for i, token in enumerate((PAD, EOS, MASK, *CHARACTERS, *WORDS, *NUMBERS))}
 
-# The longest word that fits, else one character. A plain `.` would leave the newline out.
-_PIECES = '|'.join([*(re.escape(word) for word in sorted(WORDS, key=len, reverse=True)), r'[\s\S]'])
+# The longest word that fits, else two digits that stand alone, else one character. A plain `.` would leave the
+# newline out.
+_PIECES = '|'.join(
+  [*(re.escape(word) for word in sorted(WORDS, key=len, reverse=True)), r'(?<!\d)[1-9]\d(?!\d)', r'[\s\S]']
+)
 
 
 def save_tokenizer(directory: str | Path) -> None:
   """Writes tokenizer.json and tokenizer_config.json for the fixed vocabulary.
 
-  The words of the bundled tasks are one token each, everything else, digits too, goes character by character; `encode`
-  adds none, and `decode` gives back exactly the text. A character outside printable ASCII, newline and tab makes
-  `encode` raise: there is no unknown token for it to vanish in.
+  The words of the bundled tasks and the numbers from 10 to 99 are one token each, everything else, longer numbers too,
+  goes character by character; `encode` adds none, and `decode` gives back exactly the text. A character that is not in
+  CHARACTERS makes `encode` raise: there is no unknown token for it to vanish in.
 
   Args:
     directory: where to write; made if it is not there.

@@ -158,9 +158,11 @@ class _Log:
       file.write(json.dumps(record) + '\n')
 
 
-def _check_same(log: Path, configs: dict) -> None:
+def _check_same(log: Path, configs: dict, start: str) -> None:
   with log.open() as file:
     first = json.loads(file.readline() or '{}')
+  if first.get('start') != start:
+    raise ValueError(f'{log.parent} holds a training from another start: {first.get("start")!r}, not {start!r}')
   for name, config in configs.items():
     for field, value in config.items():
       if (old := first.get(name, {}).get(field)) != value:
@@ -176,6 +178,7 @@ def train(
   directory: str | Path,
   *,
   params: dict | None = None,
+  start: str = '',
   exact_match: Callable[[dict, int], Mapping[str, float]] | None = None,
   header: dict | None = None,
 ) -> dict:
@@ -187,6 +190,7 @@ def train(
     batches_at: the batches of a step, from 0, one for each part of its stage; the same whenever it is asked.
     directory: takes `log.jsonl` and the saved states. If it holds states, training goes on from the latest one.
     params: what a new training begins with; by default random parameters.
+    start: where `params` come from; a training that began with others is not gone on with.
     exact_match: of parameters and a step, the share of held-out problems solved by task; logged and shown.
     header: what the log's first record says beside the configs.
 
@@ -210,11 +214,11 @@ def train(
         # A copy, since the steps donate it.
         state = dataclasses.replace(state, params=jax.tree.map(lambda x: jnp.array(x, jnp.float32), params))
     else:
-      _check_same(directory / LOG_NAME, configs)
+      _check_same(directory / LOG_NAME, configs, start)
       state = saved.load(saved.latest, _abstract_state(config, model))
     done = int(state.step)
     log = _Log(directory / LOG_NAME, done)
-    log.write(step=done, **({'resumed': True} if done else configs | (header or {})))
+    log.write(step=done, **({'resumed': True} if done else configs | {'start': start} | (header or {})))
     return _run(state, batches_at, saved, log, exact_match, config=config, model=model)
 
 

@@ -18,8 +18,22 @@ from archer_jax.model.params import logical_axes
 LENGTH = 12
 
 
-@pytest.fixture(params=['llada_tiny', 'dream_tiny'])
+def normed(golden):
+  """The same model with queries and keys normed, by scales that are not all one."""
+  config = dataclasses.replace(golden.config, qk_norm=True)
+  rng = np.random.default_rng(7)
+  blocks = {}
+  for name in (f'blocks_{layer}' for layer in range(config.n_layers)):
+    draw = lambda: {'scale': jnp.asarray(rng.uniform(0.5, 2, config.head_dim), jnp.float32)}
+    attn = {**golden.params[name]['attn'], 'q_norm': draw(), 'k_norm': draw()}
+    blocks[name] = {**golden.params[name], 'attn': attn}
+  return dataclasses.replace(golden, config=config, params={**golden.params, **blocks})
+
+
+@pytest.fixture(params=['llada_tiny', 'dream_tiny', 'qk_norm'])
 def golden(request):
+  if request.param == 'qk_norm':
+    return normed(request.getfixturevalue('llada_tiny'))
   return request.getfixturevalue(request.param)
 
 

@@ -64,7 +64,7 @@ def check_sort(problem):
 def check_table(problem):
   lines, asked = problem.prompt.rsplit('table:\n', 1)[1].split('find:\n')
   rows = {name: (color, number) for name, color, number in map(str.split, lines.splitlines())}
-  names = [line.removesuffix(' ???') for line in asked.splitlines()]
+  names = [line.removesuffix(' ??') for line in asked.splitlines()]
   assert len(rows) == lines.count('\n') == problem.difficulty == 16
   assert len(set(names)) == len(names) == 10
   assert problem.answer == '\n'.join(f'{name} {rows[name][1]} {rows[name][0]}' for name in names)
@@ -203,17 +203,17 @@ def test_a_level_out_of_range_is_refused(level):
 PROMPT_TOKENS = {
   'sudoku4': (19, 19),
   'sudoku6': (227, 227),
-  'sort': (223, 259),
-  'table': (385, 385),
-  'pipeline': (150, 334),
+  'sort': (151, 175),
+  'table': (323, 323),
+  'pipeline': (150, 281),
   'countdown': (60, 159),
 }
 ANSWER_TOKENS = {
   'sudoku4': (16, 16),
   'sudoku6': (41, 41),
-  'sort': (71, 83),
-  'table': (59, 59),
-  'pipeline': (40, 88),
+  'sort': (47, 55),
+  'table': (49, 49),
+  'pipeline': (40, 83),
   'countdown': (7, 27),
 }
 

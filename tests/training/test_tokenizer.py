@@ -28,7 +28,7 @@ def test_special_tokens_stand_first(tokenizer):
 
 
 def test_every_token_is_reached_by_its_own_text(tokenizer):
-  assert len(tokenizer) == len(words.VOCAB) == 3 + 97 + len(words.WORDS)
+  assert len(tokenizer) == len(words.VOCAB) == 3 + 99 + len(words.WORDS) + 90
   assert len(set(words.WORDS)) == len(words.WORDS)
   for token, index in words.VOCAB.items():
     assert tokenizer.encode(token) == [index]
@@ -39,9 +39,10 @@ def test_every_printable_ascii_character_can_be_spelled(tokenizer):
     assert pieces(tokenizer, chr(code)) == [chr(code)]
 
 
-def test_digits_are_tokens_of_their_own(tokenizer):
-  assert pieces(tokenizer, 'sort: 45 12\n') == ['sort', ':', ' ', '4', '5', ' ', '1', '2', '\n']
-  assert pieces(tokenizer, '350042') == [*'350042']
+def test_two_digits_that_stand_alone_are_one_token(tokenizer):
+  assert pieces(tokenizer, 'sort: 45 12\n') == ['sort', ':', ' ', '45', ' ', '12', '\n']
+  assert pieces(tokenizer, '[10, 99]') == ['[', '10', ', ', '99', ']']
+  assert pieces(tokenizer, '350042 7 07 123') == [*'350042', ' ', '7', ' ', '0', '7', ' ', *'123']
 
 
 def test_the_longest_word_wins(tokenizer):
@@ -61,12 +62,12 @@ def test_the_longest_word_wins(tokenizer):
     '))',
     '\n',
   ]
-  assert pieces(tokenizer, 'apple red 45, pear') == ['apple', ' red', ' ', '4', '5', ', ', 'pear']
+  assert pieces(tokenizer, 'apple red 45, pear') == ['apple', ' red', ' ', '45', ', ', 'pear']
 
 
 def random_text(rng):
   """Words and characters in any order, so that tokens begin and end wherever they can."""
-  choices = [*words.WORDS, *words.CHARACTERS, '  ', " n't", ' ,', '<|', '|>', '0', '100', '007']
+  choices = [*words.WORDS, *words.CHARACTERS, '  ', " n't", ' ,', '<|', '|>', '0', '42', '100', '007']
   return ''.join(rng.choice(choices, size=rng.integers(0, 30)))
 
 

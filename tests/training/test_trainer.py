@@ -162,6 +162,8 @@ def test_another_seed_is_another_run(config, model):
 def test_another_config_is_refused(config, model, batches_at, whole):
   with pytest.raises(ValueError, match='holds a training with another seed: 0, not 1'):
     train(dataclasses.replace(config, seed=1), model, batches_at, whole[1])
+  with pytest.raises(ValueError, match="holds a training from another start: '', not 'first'"):
+    train(config, model, batches_at, whole[1], start='first')
   with pytest.raises(ValueError, match='holds a training with another d_ff: 64, not 32'):
     train(config, dataclasses.replace(model, d_ff=32), batches_at, whole[1])
   shorter = dataclasses.replace(config, stages=config.stages[:1])
