@@ -55,7 +55,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
         'tasks',
         f'generated: {", ".join(GENERATED)}; humaneval; or files: sudoku4:PATH.csv, countdown:PATH.jsonl, '
         'jsonl:PATH with prompt and answer',
-        'sudoku6,sort,table,pipeline',
+        'sudoku6,sort,pipeline',
       ),
       define.whole('n', None, 1, f'problems of each task (default: {DEFAULT_N}, all of a set or file)'),
       define.text('compare', 'settings, the first is what wins and losses are counted against', 'always,archer'),

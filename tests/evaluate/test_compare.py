@@ -57,7 +57,7 @@ def test_figures_of_a_task(text):
   for record in (always, archer, llada):
     assert (record['n'], record['correct'], record['pass_at_1']) == (5, 3, 0.6)
     assert (record['wins'], record['losses'], record['p_value']) == (0, 0, 1.0)
-    assert record['seconds'] > 0 and record['prompt_tokens'] == pytest.approx((5 + 3 + 5 + 5 + 1) / 5)
+    assert record['seconds'] > 0 and record['prompt_tokens'] == pytest.approx((4 + 3 + 5 + 4 + 1) / 5)
   assert always['refresh_share'] == 1 and llada['refresh_share'] == 1 / 8
   assert llada['steps'] == llada['nfe'] == 8 and llada['remasked'] == 0
   assert 0 < archer['refresh_share'] < 1
