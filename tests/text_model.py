@@ -50,7 +50,7 @@ def save_text_model(
     chat: whether there is a chat template.
     defaults: recommended settings in the manifest.
     broken: whether a weight is no number.
-    eos_bias: how much more the end token is wanted than chance has it.
+    eos_bias: if not 0, how large the part of every row is that wants the end token.
   """
   tokenizer = folder.with_name(f'{folder.name}-tokenizer')
   save_tokenizer(tokenizer)
@@ -61,9 +61,9 @@ def save_text_model(
   # Random weights of the usual size make every token as likely as the next; these make a model that is sure.
   params = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, params)
   if eos_bias:
-    kernel = params['head']['kernel']
-    # A column along what every normed row shares a part of.
-    params['head']['kernel'] = kernel.at[:, CONFIG.eos_id].add(eos_bias * jnp.mean(kernel, axis=1))
+    # A part that every row has, and a column that asks for it.
+    params['embedding'] += eos_bias
+    params['head']['kernel'] = params['head']['kernel'].at[:, CONFIG.eos_id].set(1)
   if broken:
     params['blocks_1']['mlp']['up_proj']['kernel'] = (
       params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)

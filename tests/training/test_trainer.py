@@ -86,6 +86,7 @@ def test_log(config, model, whole):
   header, *lines = records(whole[1])
   assert header == {
     'step': 0,
+    'start': '',
     'vocab': 16,
     'model': dataclasses.asdict(model),
     'train': json.loads(json.dumps(dataclasses.asdict(config))),
