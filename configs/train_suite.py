@@ -2,6 +2,8 @@
 
     python tools/train.py --config=configs/train_suite.py --output=runs/suite
     python tools/train.py --config=configs/train_suite.py:shadow --output=runs/shadow
+
+The second run goes on from the checkpoint of the first.
 """
 
 import ml_collections

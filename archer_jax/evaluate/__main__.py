@@ -41,8 +41,8 @@ number of +name=value, each a flag of the last groups below. A number behind the
 at every 4th step, archer:0.5 has that drift radius, wino:0.9 that threshold, llada:32 and dream:32 that many steps.
 
 Flags of the last groups hold for every setting that reads them and does not say otherwise; a flag wins over the file \
-of --config, that over what the task and the checkpoint recommend (the task its gen_length), that over the defaults \
-below."""
+of --config, that over what the task and the checkpoint recommend (the task its gen_length, in one block), that over \
+the defaults below."""
 
 
 def define_flags(values: flags.FlagValues) -> Groups:

@@ -154,7 +154,8 @@ def _plan(command: Command, source: Source, tokenizer: Tokenizer) -> Plan:
   except RuntimeError as error:
     # Such as a sandbox that this system does not grant.
     raise ValueError(f'{source.name} cannot be graded: {error}') from error
-  known = {} if source.gen_length is None else {'gen_length': source.gen_length}
+  # One block, whatever the checkpoint recommends for the task that it recommends settings for.
+  known = {} if source.gen_length is None else dict.fromkeys(('gen_length', 'block_length'), source.gen_length)
   settings = dataclasses.replace(command, base={**command.base, 'chat': source.chat}).complete(known)
   length = min(setting.knobs['gen_length'] for setting in settings.values())
   answers = [len(tokenizer.encode(problem.answer)) for problem in problems]

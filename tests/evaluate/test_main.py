@@ -109,8 +109,8 @@ def test_a_generated_task_with_settings_for_all(main):
   code, out, _ = main('--tasks=sudoku4', '--n=3', '--compare=archer,once', '--threshold=0.3', '--json=figures.json')
   archer, once = json.loads(Path('figures.json').read_text())
   assert code == 0 and archer['settings']['threshold'] == once['settings']['threshold'] == 0.3
-  # The task's own length, over what the checkpoint recommends.
-  assert archer['gen_length'] == 17 and archer['n'] == 3
+  # The task's own length in one block, over what the checkpoint recommends.
+  assert archer['gen_length'] == archer['settings']['block_length'] == 17 and archer['n'] == 3
   assert archer['speedup_wall'] is archer['speedup_counted'] is None
   assert 'no setting that is compared refreshes always' in ' '.join(out.split())
 
