@@ -295,8 +295,14 @@ def load(
         f'checkpoint {path} is damaged: parameter {name} must be {_words(expected.get(name))}, '
         f'got {_words(found.get(name))}'
       )
+  options = ocp.Context()
+  if all(leaf.sharding.is_fully_addressable for leaf in jax.tree.leaves(target)):
+    # Each process loads for itself and waits for no other.
+    options.multiprocessing.primary_host = jax.process_index()
+    options.multiprocessing.active_processes = {jax.process_index()}
   try:
-    params = ocp.load(path / 'params', target)
+    with options:
+      params = ocp.load(path / 'params', target)
   except Exception as error:
     raise _damaged(path, error) from error
   return Transformer(config), params, tokenizer

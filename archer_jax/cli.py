@@ -6,9 +6,12 @@ JAX is imported once the flags are known to be right, so that --help and mistake
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
+import math
 from pathlib import Path
 import sys
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
 
@@ -17,14 +20,22 @@ from absl import flags
 from archer_jax import runtime
 from archer_jax.checkpoint import read_manifest
 from archer_jax.jobs import output
+from archer_jax.jobs import preemption
 from archer_jax.jobs.flags import Definer
 from archer_jax.jobs.flags import Groups
 from archer_jax.jobs.flags import help_text
 from archer_jax.jobs.flags import leave
 from archer_jax.jobs.flags import read_flags
 from archer_jax.jobs.flags import run_command
+from archer_jax.jobs.folder import is_folder
+from archer_jax.jobs.folder import open_path
+from archer_jax.jobs.part import part_lock
 from archer_jax.jobs.settings import Settings
 from archer_jax.jobs.settings import make_settings
+from archer_jax.mesh import parse_mesh
+
+if TYPE_CHECKING:
+  from archer_jax.jobs.run import Job
 
 _USAGE = 'python run_decode.py [--flag=value ...]'
 _PRECEDENCE = (
@@ -44,15 +55,34 @@ def define_flags(values: flags.FlagValues) -> Groups:
       define.switch('chat', False, "prompts are a user's turn in the checkpoint's chat template"),
     ],
     'Where to': [
-      define.text('output', 'file of JSON lines to make; - is stdout (default: text on stdout)'),
+      define.text(
+        'output',
+        'file of JSON lines to make, or the folder of a job, which ends in / or exists; - is stdout '
+        '(default: text on stdout)',
+      ),
+      define.switch('resume', False, "go on with the job in the output's folder, if there is one"),
       define.text('trace', 'folder for an .npz file of every step per request'),
       define.switch('watch', False, 'show every step as it is taken'),
-      define.switch('stats', False, 'print the figures of the run; with --output also write them to OUTPUT.stats.json'),
+      define.switch(
+        'stats', False, 'print the figures of the run; with an output file also write them to OUTPUT.stats.json'
+      ),
+      define.text('profile', 'folder for a profile of ten seconds from the first results on'),
     ],
     **define.decoding(),
     'Run': [
       *define.running('requests without a seed draw theirs from this and their place in the input'),
-      define.text('mesh', 'devices by axis, such as data:1,model:1; one device for now'),
+      define.text(
+        'mesh', 'devices by axis, such as data:4,model:2; more than this process has are those of all (default: one)'
+      ),
+    ],
+    'Many processes': [
+      define.text(
+        'coordinator',
+        'host:port of process 0; auto takes it and the next two from SLURM, Open MPI, Kubernetes or a TPU',
+      ),
+      define.whole('num_processes', None, 1, 'processes of the job, each of which decodes its share'),
+      define.whole('process_id', None, 0, 'which of them this is, from 0'),
+      define.whole('start_timeout', 300, 1, 'seconds to wait for the others at the start'),
     ],
   }
 
@@ -88,35 +118,54 @@ def parse(argv: Sequence[str]) -> Command:
       raise ValueError('prompt or input must be given: the checkpoint brings no example')
   if options['watch'] and options['output'] == '-':
     raise ValueError('watch and output - must not be given together: both write to stdout')
-  _check_mesh(options['mesh'])
+  sizes = parse_mesh(options['mesh'] or 'data:1').values()
+  if options['watch'] and math.prod(sizes) != 1:
+    raise ValueError(f'watch must not be given with mesh {options["mesh"]}: the live view runs on one device')
+  _check_processes(options)
   _check_files(options)
   return Command(options=options, settings=settings, example=example)
 
 
-def _check_mesh(text: str | None) -> None:
-  """Raises ValueError unless `text` names a mesh of one device by its axes data and model."""
-  if text is None:
-    return
-  sizes = {}
-  for part in text.split(','):
-    axis, _, size = part.partition(':')
-    if axis not in ('data', 'model') or axis in sizes or not size.isdecimal() or int(size) < 1:
-      raise ValueError(f'mesh must be like data:4,model:2, got {text!r}')
-    sizes[axis] = int(size)
-  count = sizes.get('data', 1) * sizes.get('model', 1)
-  if count > 1:
-    raise ValueError(f'mesh must have one device in this version, such as data:1, got {text!r} with {count}')
+def _check_processes(options: Mapping[str, Any]) -> None:
+  """Raises ValueError if flags of processes and of the job's folder do not go together."""
+  coordinator, count, index = (options[name] for name in ('coordinator', 'num_processes', 'process_id'))
+  if coordinator in (None, 'auto'):
+    for name, value in (('num_processes', count), ('process_id', index)):
+      if value is not None:
+        raise ValueError(f'{name} must be given with coordinator host:port, got {name}={value} without')
+  else:
+    if not coordinator.rpartition(':')[0] or not coordinator.rpartition(':')[2].isdecimal():
+      raise ValueError(f'coordinator must be host:port, such as node0:1234, or auto, got {coordinator!r}')
+    if count is None or index is None:
+      raise ValueError(f'num_processes and process_id must be given with coordinator {coordinator}')
+    if index >= count:
+      raise ValueError(f'process_id must be below num_processes, got {index} and {count}')
+  if is_folder(options['output']):
+    if options['input'] in (None, '-'):
+      raise ValueError(f'input must be a file if output is a folder, {options["output"]}, so that it can be read again')
+  elif coordinator is not None:
+    raise ValueError('output must be a folder, such as answers/, if coordinator is given')
+  elif options['resume']:
+    raise ValueError(f'output must be the folder of a job if resume is given, got {options["output"]}')
+  if coordinator is not None and options['watch']:
+    raise ValueError('watch must not be given with coordinator: a job of many processes has no live view')
 
 
 def _check_files(options: Mapping[str, Any]) -> None:
   """Raises ValueError or OSError if the input cannot be read or an output cannot be made."""
-  if options['input'] not in (None, '-') and (Path(options['input']).is_dir() or not Path(options['input']).exists()):
-    raise ValueError(f'input must be a file of JSON lines that exists, got {options["input"]}')
-  if options['output'] not in (None, '-'):
+  if options['input'] not in (None, '-'):
+    path = open_path(options['input'])
+    if path.is_dir() or not path.exists():
+      raise ValueError(f'input must be a file of JSON lines that exists, got {options["input"]}')
+  is_job = is_folder(options['output'])
+  if options['output'] not in (None, '-') and not is_job:
     output.check_new_file('output', Path(options['output']))
     if options['stats']:
       output.check_new_file('stats', output.stats_file(options['output']))
-  if options['trace'] is not None:
+  if options['profile'] is not None:
+    output.make_folder('profile', Path(options['profile']))
+  # That of a job may have traces if the job goes on.
+  if options['trace'] is not None and not is_job:
     output.check_trace_folder(Path(options['trace']))
 
 
@@ -132,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
     argv: the program's name and its arguments.
 
   Returns:
-    The exit code: 0, 1 if anything is wrong or any record was, 130 after an interrupt.
+    The exit code: 0, 1 if anything is wrong or any record was, 130 after an interrupt, 75 after a preemption.
   """
   return run_command(argv, lambda: help_text(_USAGE, _PRECEDENCE, define_flags), _prepare)
 
@@ -140,9 +189,76 @@ def main(argv: Sequence[str]) -> int:
 def _prepare(argv: Sequence[str]) -> Callable[[], int]:
   command = parse(argv)
   runtime.set_up()
-  # From here on JAX is there.
+  options, settings = dict(command.options), command.settings
+  if not is_folder(options['output']):
+    # From here on JAX is there.
+    from archer_jax.jobs.run import prepare
+
+    options['dtype'] = options['dtype'] or runtime.default_dtype()
+    job = prepare(options, settings, command.example)
+    return lambda: job.run(runtime.facts)
+
+  with contextlib.ExitStack() as stack:
+    notice = stack.enter_context(preemption.watch())
+    processes, together = _meet(options, stack)
+    try:
+      job = _begin(options, settings, processes, together)
+    except ValueError:
+      # All of them come to this.
+      processes.leave()
+      raise
+    kept = stack.pop_all()
+
+  def run():
+    with kept:
+      return job.run(runtime.facts, notice)
+
+  return run
+
+
+def _meet(options: dict[str, Any], stack: contextlib.ExitStack) -> tuple[runtime.Processes, bool]:
+  """Meets the other processes of a job, if there are any.
+
+  Args:
+    options: the flags that are no settings, by name; what depends on the process is filled in.
+    stack: keeps other processes from this one's part.
+
+  Returns:
+    The processes, and whether they decode together on one mesh.
+  """
+  folder = open_path(options['output'])
+  coordinator = options['coordinator']
+  if coordinator is None and runtime.on_tpu_slice():
+    coordinator = 'auto'
+  if coordinator != 'auto':
+    # Before they meet: JAX aborts processes of which two have the same id.
+    stack.enter_context(part_lock(folder, options['process_id'] or 0))
+  processes = runtime.Processes()
+  if coordinator is not None:
+    processes = runtime.join(
+      coordinator, options['num_processes'], options['process_id'], timeout=options['start_timeout']
+    )
+  if coordinator == 'auto':
+    stack.enter_context(part_lock(folder, processes.index))
+  sizes = parse_mesh(options['mesh'] or 'data:1').values()
+  together = processes.count > 1 and math.prod(map(abs, sizes)) > runtime.count_local_devices()
+  options['dtype'] = options['dtype'] or runtime.default_dtype()
+  if options['profile'] is not None:
+    # Processes of one machine would write the same files.
+    options['profile'] = str(Path(options['profile']) / f'process-{processes.index:05d}')
+  return processes, together
+
+
+def _begin(options: Mapping[str, Any], settings: Settings, processes: runtime.Processes, together: bool) -> 'Job':
+  """Checks a job, loads the checkpoint, and begins the job or goes on with it."""
+  from archer_jax.jobs import begin
   from archer_jax.jobs.run import prepare
 
-  options = {**command.options, 'dtype': command.options['dtype'] or runtime.default_dtype()}
-  job = prepare(options, command.settings, command.example)
-  return lambda: job.run(runtime.facts)
+  start = begin.check_start(options, settings, processes, runtime.facts, together=together)
+  job = problem = None
+  try:
+    job = prepare(options, settings, None)
+  except (ValueError, OSError) as error:
+    problem = str(error)
+  part = begin.begin(start, problem)
+  return dataclasses.replace(job, part=part, group=processes, together=together)

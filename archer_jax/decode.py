@@ -51,7 +51,7 @@ def init_state(
     raise ValueError(
       f'knobs and seeds must have {batch} rows like prompt_tokens, got {knobs.gen_length.shape} and {jnp.shape(seeds)}'
     )
-  _check_values(prompt_valid, knobs, cfg)
+  check_values(prompt_valid, knobs, cfg)
 
   zeros = lambda: jnp.zeros((batch,), jnp.int32)
   canvas = lambda value: jnp.full((batch, cfg.canvas_length), value, jnp.int32)
@@ -79,7 +79,7 @@ def init_state(
   return DECODERS[cfg.decoder].enter_block(state, cfg)
 
 
-def _check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:
+def check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:
   """Raises ValueError for values that would be misread; traced ones cannot be looked at."""
   if any(isinstance(value, jax.core.Tracer) for value in (prompt_valid, knobs.gen_length, knobs.cfg_scale)):
     return

@@ -76,14 +76,17 @@ class Case:
   canvas: int
   block: int
   batch: int = 1
+  dtype: str = 'float32'
 
   @functools.cached_property
   def cfg(self) -> DecodeConfig:
-    return DecodeConfig(model=self.config, decoder='wino', canvas_length=self.canvas, block_length=self.block)
+    return DecodeConfig(
+      model=self.config, decoder='wino', canvas_length=self.canvas, block_length=self.block, dtype=self.dtype
+    )
 
   @functools.cached_property
   def params(self) -> dict:
-    return init_params(self.config, jax.random.key(0))
+    return init_params(self.config, jax.random.key(0), self.dtype)
 
   def state(self, interval: int, rows: int | None = None) -> DecodeState:
     """A state after its first refresh; the first `rows` rows refresh at every `interval` steps, the rest never."""

@@ -8,7 +8,7 @@ import archer_jax
 
 NAMES = (
   'load', 'init_state', 'decode_step', 'decode', 'generate', 'Knobs', 'DecodeConfig', 'ModelConfig', 'DecodeState',
-  'PromptCache', 'RefreshPolicy', 'Status',
+  'PromptCache', 'RefreshPolicy', 'Status', 'insert_rows', 'retire_rows', 'decode_chunk',
 )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from archer_jax.config import CHOICES
 from archer_jax.config import KNOBS
 from archer_jax.config import POLICIES
 from archer_jax.config import KnobSpec
+from archer_jax.jobs.preemption import PREEMPTED
+from archer_jax.jobs.preemption import Preempted
 from archer_jax.jobs.settings import DEFAULT_BLOCK_LENGTH
 from archer_jax.jobs.settings import MAX_SEED
 from archer_jax.jobs.settings import SETTINGS
@@ -212,7 +214,7 @@ def run_command(
     prepare: checks everything that can be wrong, and returns the run, which returns its exit code.
 
   Returns:
-    The exit code: 0, 1 if anything is wrong, 130 after an interrupt.
+    The exit code: 0, 1 if anything is wrong, 130 after an interrupt, 75 after a preemption.
   """
   # Orbax reports every step of every restore.
   logging.set_verbosity(logging.WARNING)
@@ -228,6 +230,9 @@ def run_command(
   except KeyboardInterrupt:
     print('interrupted; what was finished is written', file=sys.stderr)
     return INTERRUPTED
+  except Preempted:
+    print('preempted; what was finished is written', file=sys.stderr)
+    return PREEMPTED
   except BrokenPipeError:
     # Whoever read stdout has had enough; what is still buffered must not raise again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -243,8 +248,8 @@ def _fail(error: Exception) -> int:
 
 def leave(code: int) -> NoReturn:
   """Ends the process with an exit code."""
-  if code == INTERRUPTED:
-    # A batch may still be running, and an orderly exit would wait for its end.
+  if code:
+    # A batch may still be running, or another process be waited for, and an orderly exit would wait for its end.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The loop over batches, from requests to results; `generate` is its form for a list of prompts.
+"""The loop from requests to results; `generate` is its form for a list of prompts.
 
 Axes: B batch, G canvas, S trace steps.
 """
@@ -9,19 +9,23 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
-import time
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 import numpy as np
 
 from archer_jax.config import SHIFTED
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode
+from archer_jax.jobs.batching import PROMPT_LENGTHS
 from archer_jax.jobs.batching import batch_config
-from archer_jax.jobs.batching import batch_state
-from archer_jax.jobs.batching import row_seed
+from archer_jax.jobs.batching import bucket
+from archer_jax.jobs.continuous import N_BATCHES
+from archer_jax.jobs.continuous import Timing
+from archer_jax.jobs.continuous import Window
+from archer_jax.jobs.continuous import run_slots
 from archer_jax.jobs.requests import Refusal
 from archer_jax.jobs.requests import Request
 from archer_jax.jobs.requests import make_request
@@ -104,21 +108,6 @@ class Result:
     return fields if self.error is None else {**fields, 'error': self.error}
 
 
-@dataclasses.dataclass
-class Timing:
-  """Where the time of a run went.
-
-  Attributes:
-    programs: what was compiled, by config and shape.
-    compile_seconds: tracing and compiling, or fetching what was compiled before.
-    decode_seconds: running.
-  """
-
-  programs: set[tuple[DecodeConfig, tuple[int, ...]]] = dataclasses.field(default_factory=set)
-  compile_seconds: float = 0.0
-  decode_seconds: float = 0.0
-
-
 def generate(
   model: Transformer,
   params: dict,
@@ -165,8 +154,8 @@ def generate(
       requests.append(make_request(_as_record(prompt), index, run, tokenizer, allow_empty=True))
     except ValueError as error:
       raise ValueError(f'prompts[{index}]: {error}') from error
-  batches = decode_requests(params, tokenizer, run, requests, batch_size=batch_size, trace=trace)
-  return list(itertools.chain.from_iterable(batches))
+  chunks = decode_requests(params, tokenizer, run, requests, batch_size=batch_size, n_batches=N_BATCHES, trace=trace)
+  return list(itertools.chain.from_iterable(chunks))
 
 
 def _as_record(prompt: Any) -> Mapping[str, Any]:
@@ -189,73 +178,108 @@ def decode_requests(
   entries: Iterable[Request | Refusal],
   *,
   batch_size: int,
+  n_batches: int = 1,
+  in_order: bool = True,
   trace: bool = False,
-  decode: Callable[..., DecodeState] = decode,
+  decode: Callable[..., DecodeState] | None = None,
   timing: Timing | None = None,
+  mesh: Mesh | None = None,
+  max_steps: int | None = None,
+  min_done: int | None = None,
 ) -> Iterator[list[Result]]:
-  """Decodes batches of consecutive entries as they come; each batch's results are in order.
+  """Decodes entries as they come, and gives out results as they finish.
 
   Args:
     params: the model's parameters.
     tokenizer: the checkpoint's, if it has one.
     settings: the run's settings.
     entries: requests, and refusals whose results are their errors.
-    batch_size: the most entries of a batch.
+    batch_size: rows decoded together, by each data shard.
+    n_batches: how many batches of entries may be read and not given out. As one of them finishes, the next request of
+      the same shape takes its slot, so that many keep all slots busy. With 1 nothing is read before all results before
+      it are given out, as somebody needs who waits for answers before asking on.
+    in_order: whether results come in the order of the entries; they are held back until it is their turn.
     trace: whether results carry what was recorded of every step.
-    decode: what takes a state to its end.
+    decode: takes a state to its end, in the place of the loop that stops for rows to leave and others to come.
     timing: is told how long compiling and running took.
+    mesh: where the parameters are, if that is more than one device.
+    max_steps: the most steps of a chunk, see `run_slots`.
+    min_done: how many rows must be done to end it before, likewise.
+
+  Yields:
+    Results after every chunk of steps, possibly none. While they are looked at the next chunk runs.
   """
-  dtype = str(params['embedding'].dtype)
-  end_ids = (settings.model.eos_id,) if tokenizer is None else tokenizer.end_ids
   timing = timing or Timing()
-  n_rows = None
-  entries = iter(entries)
-  while batch := list(itertools.islice(entries, batch_size)):
-    requests = [entry for entry in batch if isinstance(entry, Request)]
-    # The first batch decides; only an input that has ended leaves fewer rows than there will ever be.
-    n_rows = n_rows or (batch_size if len(batch) == batch_size else len(requests))
-    decoded = {}
-    if requests:
-      cfg = batch_config(requests, settings, dtype=dtype, end_ids=end_ids, trace=trace)
-      seeds = [row_seed(settings.seed, r.index) if r.seed is None else r.seed for r in requests]
-      state = _timed(decode, params, batch_state(requests, seeds, n_rows, cfg=cfg), cfg, timing)
-      # Of everything else the host needs nothing.
-      host = jax.device_get({name: getattr(state, name) for name in ('canvas', 'status', 'counters', 'trace')})
-      decoded = {
-        request.index: _result(request, seed, row, host, tokenizer, cfg)
-        for row, (request, seed) in enumerate(zip(requests, seeds, strict=True))
-      }
-    yield [
-      decoded[entry.index]
-      if isinstance(entry, Request)
-      else Result(index=entry.index, id=entry.id, finish_reason='error', error=entry.error)
-      for entry in batch
-    ]
+  program = {
+    'dtype': str(params['embedding'].dtype),
+    'end_ids': (settings.model.eos_id,) if tokenizer is None else tokenizer.end_ids,
+    'trace': trace,
+  }
+  chunk = None
+  if decode is not None:
+    chunk = lambda params, state, max_steps, min_done, *, cfg: decode(params, state, cfg=cfg)
+  shards = 1 if mesh is None else mesh.shape['data']
+  window = Window(
+    entries,
+    batch_size=batch_size * shards,
+    n_batches=n_batches,
+    shape=_shapes(settings, program),
+    in_order=in_order,
+  )
+
+  def read():
+    for number, entry in window.fill():
+      window.put(number, Result(index=entry.index, id=entry.id, finish_reason='error', error=entry.error))
+
+  while True:
+    read()
+    if refused := window.release():
+      yield refused
+    if not (shapes := window.next_shapes()):
+      if window.has_ended:
+        return
+      continue
+    requests = window.waiting(shapes)
+    cfg = batch_config(requests, settings, **program)
+    for finished, host in run_slots(
+      params,
+      functools.partial(window.take, shapes),
+      cfg=cfg,
+      n_slots=-(-window.n_slots // shards) * shards,
+      prompt_length=bucket('prompt', max(len(request.prompt_ids) for request in requests), PROMPT_LENGTHS),
+      seed=settings.seed,
+      timing=timing,
+      chunk=chunk,
+      max_steps=max_steps,
+      min_done=min_done,
+      mesh=mesh,
+    ):
+      for row, (number, request) in enumerate(finished):
+        window.put(number, _result(request, row, host, tokenizer, cfg))
+      yield window.release()
+      read()
 
 
-def _timed(decode, params, state: DecodeState, cfg: DecodeConfig, timing: Timing) -> DecodeState:
-  """Decodes and waits."""
-  program = (cfg, state.prompt_tokens.shape)
-  start = time.perf_counter()
-  state = decode(params, state, cfg=cfg)
-  # A jitted call comes back once it is compiled and under way.
-  called = time.perf_counter()
-  # Waiting in slices lets a keyboard interrupt through, which a wait inside XLA would hold up to the batch's end. A
-  # slice is a hundredth of the wait so far, so that a run of milliseconds is timed as well.
-  while not state.status.is_ready():
-    time.sleep(min(0.002, (time.perf_counter() - called) / 100))
-  if program not in timing.programs:
-    timing.programs.add(program)
-    timing.compile_seconds += called - start
-    start = called
-  timing.decode_seconds += time.perf_counter() - start
-  return state
+def _shapes(settings: Settings, program: Mapping[str, Any]) -> Callable[[Request], tuple[int, ...]]:
+  """A function that tells what a request needs of a program; one that is larger in any of these serves it as well."""
+
+  # Most requests have the same knobs, and the steps of a trace take a while to count.
+  @functools.lru_cache(maxsize=1024)
+  def of_knobs(knobs):
+    cfg = batch_config([Request(index=0, id=0, prompt_ids=(), seed=0, knobs=dict(knobs))], settings, **program)
+    return cfg.canvas_length, int(cfg.guidance), cfg.trace_steps
+
+  def of(request: Request) -> tuple[int, ...]:
+    prompt_length = bucket('prompt', len(request.prompt_ids), PROMPT_LENGTHS)
+    return (*of_knobs(tuple(request.knobs.items())), prompt_length)
+
+  return of
 
 
 def _result(
-  request: Request, seed: int, row: int, host: Mapping[str, Any], tokenizer: Tokenizer | None, cfg: DecodeConfig
+  request: Request, row: int, host: Mapping[str, Any], tokenizer: Tokenizer | None, cfg: DecodeConfig
 ) -> Result:
-  """The result of one row of a decoded batch."""
+  """The result of one of the rows that are done."""
   length, prompt = request.knobs['gen_length'], len(request.prompt_ids)
   token_ids = host['canvas'][row, :length].tolist()
   ends = [position for position, token in enumerate(token_ids) if token in cfg.end_ids]
@@ -268,7 +292,7 @@ def _result(
     error = f"the logits of step {steps} are not finite; check the checkpoint's weights"
   trace = None
   if host['trace'] is not None:
-    trace = {name: getattr(host['trace'], field)[row, :steps] for name, field in _TRACE_ARRAYS.items()}
+    trace = {name: getattr(host['trace'], field)[row, :steps].copy() for name, field in _TRACE_ARRAYS.items()}
     trace['canvas_after_step'] = trace['canvas_after_step'][:, :length]
   # A reuse step feeds canvas and shadow, and the last prompt row where the model reads a position from the row before.
   lead = 1 if cfg.model.logit_alignment == SHIFTED and prompt else 0
@@ -281,7 +305,7 @@ def _result(
     text='' if error or tokenizer is None else tokenizer.decode_text(token_ids),
     token_ids=token_ids,
     finish_reason='error' if error else 'stop' if ends else 'length',
-    seed=seed,
+    seed=int(host['seed'][row]),
     prompt_tokens=prompt,
     generated_tokens=sum(token != cfg.model.mask_id for token in token_ids[: ends[0] if ends else length]),
     canvas_tokens=length,

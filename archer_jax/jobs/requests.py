@@ -4,6 +4,7 @@ A record is `{"id": any, "prompt": text | "messages": [...] | "prompt_ids": [...
 their names in `config.KNOBS`.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -54,9 +55,20 @@ class Refusal:
 
 
 def read_requests(
-  lines: Iterable[bytes], settings: Settings, tokenizer: Tokenizer | None
+  lines: Iterable[bytes],
+  settings: Settings,
+  tokenizer: Tokenizer | None,
+  *,
+  wanted: Callable[[int], bool] = lambda index: True,
 ) -> Iterator[Request | Refusal]:
-  """Reads JSON lines as they come, one request or refusal per line that is not blank, in order."""
+  """Reads JSON lines as they come, one request or refusal per wanted line that is not blank, in order.
+
+  Args:
+    lines: of the input.
+    settings: the run's settings.
+    tokenizer: the checkpoint's, if it has one.
+    wanted: whether somebody waits for the record at an index. Of the others only the ids count, which are taken.
+  """
   taken = {}
   index = -1
   for line in lines:
@@ -67,9 +79,11 @@ def read_requests(
     try:
       record = _parse(line)
       _claim(taken, record.get('id', index), index)
-      yield make_request(record, index, settings, tokenizer)
+      if wanted(index):
+        yield make_request(record, index, settings, tokenizer)
     except ValueError as error:
-      yield Refusal(index=index, id=record.get('id', index), error=str(error))
+      if wanted(index):
+        yield Refusal(index=index, id=record.get('id', index), error=str(error))
 
 
 def _claim(taken: dict[str, int], id: Any, index: int) -> None:

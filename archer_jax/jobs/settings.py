@@ -147,6 +147,11 @@ class Settings:
       )
     return knobs
 
+  def by_name(self) -> dict[str, Any]:
+    """Every setting by its user's name."""
+    named = {name: getattr(self, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat')}
+    return {**named, **self.switches, **self.knobs}
+
   def config(self, canvas_length: int, **others: Any) -> DecodeConfig:
     """The program's config for a canvas of that many columns; `others` are fields that no setting gives."""
     return DecodeConfig(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from collections.abc import Mapping
-import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -48,6 +47,11 @@ class Summary:
   def refresh_share(self) -> float:
     """Share of the steps that recomputed the prompt."""
     return self.sums['refreshes'] / max(self.sums['steps'], 1)
+
+  @property
+  def steps_per_row(self) -> float:
+    """Mean over the rows that were decoded."""
+    return self.sums['steps'] / max(self.rows, 1)
 
   @property
   def fed_share(self) -> float:
@@ -108,13 +112,10 @@ def report(
     facts: what else there is to say, such as versions and dtype.
   """
   template = tokenizer.hf.chat_template if tokenizer is not None else None
-  named = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
   return {
     **facts,
     'chat_template_sha256': hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else None,
-    **{name: named[name] for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat')},
-    **settings.switches,
-    **settings.knobs,
+    **settings.by_name(),
     'figures': summary.figures(timing),
     'tokens_sha256': summary.tokens_sha256(),
   }
