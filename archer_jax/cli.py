@@ -109,6 +109,9 @@ def parse(argv: Sequence[str]) -> Command:
   # The same without JAX, so that nothing heavy is done for a wrong flag.
   manifest = read_manifest(options['checkpoint'])
   settings = make_settings(manifest.config, given, recommended=manifest.defaults)
+  for name in ('input', 'output', 'trace', 'profile'):
+    if options[name] == '':
+      raise ValueError(f'{name} must not be empty')
   if options['input'] is not None and options['prompt']:
     raise ValueError('prompt and input must not be given together')
   example = None

@@ -165,6 +165,8 @@ MISTAKES = {
   'prompt and input': (['--prompt=a', '--input=x'], 'prompt and input must not be given together'),
   'input that is not there': (['--input=nowhere.jsonl'], 'input must be a file of JSON lines that exists'),
   'input that is a folder': (['--input=.'], 'input must be a file of JSON lines that exists'),
+  'input without a name': (['--input='], 'input must not be empty'),
+  'output without a name': (['--input=x', '--output='], 'output must not be empty'),
   'two users of stdout': (['--watch', '--output=-'], 'watch and output - must not be given together'),
   'config that is not there': (['--config=nowhere.py'], 'config cannot be loaded'),
   'output that exists': (['--output=taken.jsonl'], 'output taken.jsonl exists already and is never overwritten'),

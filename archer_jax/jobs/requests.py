@@ -21,6 +21,7 @@ from archer_jax.jobs.batching import bucket
 from archer_jax.jobs.output import file_stem
 from archer_jax.jobs.settings import Settings
 from archer_jax.jobs.settings import check_setting
+from archer_jax.spelling import check_spelling
 from archer_jax.text import Tokenizer
 
 _PROMPTS = ('prompt', 'messages', 'prompt_ids')
@@ -160,23 +161,24 @@ def _prompt_ids(
     if not value.strip() and not allow_empty:
       raise ValueError('prompt must not be empty')
     if not settings.chat:
-      return _encoded(tokenizer.encode, value)
+      return _encoded(tokenizer, tokenizer.encode, value, [value])
     value = [{'role': 'user', 'content': value}]
   turns = [
     message.get('content') for message in value if isinstance(message, Mapping) and message.get('role') == 'user'
   ]
   if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
     raise ValueError('messages must have a turn of the role user, and none of these may be empty')
-  return _encoded(tokenizer.encode_chat, value)
+  return _encoded(tokenizer, tokenizer.encode_chat, value, turns)
 
 
-def _encoded(encode, value: Any) -> list[int]:
+def _encoded(tokenizer: Tokenizer, encode: Callable[[Any], list[int]], value: Any, texts: Sequence[str]) -> list[int]:
   try:
     return encode(value)
   except ValueError:
     raise
   except Exception as error:
     # Tokenizers raise classes of their own for a text that their vocabulary cannot spell.
+    check_spelling(tokenizer, texts)
     raise ValueError(f'the tokenizer cannot encode the prompt: {error}') from error
 
 

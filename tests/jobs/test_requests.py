@@ -93,7 +93,7 @@ BAD = {
   'a static switch': ({'prompt': 'a', 'shadow': 'self'}, 'shadow is no field of a record'),
   'a foreign field': ({'prompt': 'a', 'logprobs': 5}, 'logprobs is no field of a record'),
   'seed': ({'prompt': 'a', 'seed': -1}, 'seed must be an integer in'),
-  'what no token spells': ({'prompt': 'caf\u00e9'}, 'the tokenizer cannot encode the prompt'),
+  'what no token spells': ({'prompt': 'caf\u00e9'}, "has no token for '\u00e9'"),
 }
 
 
