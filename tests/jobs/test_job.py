@@ -1,5 +1,6 @@
 """Jobs in a folder through the command line, in this process, which keeps its compiled programs."""
 
+import contextlib
 import json
 import os
 import resource
@@ -170,13 +171,19 @@ def test_a_job_that_cannot_be_loaded_is_not_begun(job, tmp_path, monkeypatch):
   assert not (tmp_path / 'job').exists()
 
 
-def test_a_full_disk(job, undisturbed, tmp_path):
+@contextlib.contextmanager
+def files_of_at_most(n_bytes):
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (2500, limits[1]))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
   try:
-    code, _, err = job()
+    yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk(job, undisturbed, tmp_path):
+  with files_of_at_most(2500):
+    code, _, err = job()
   assert code == 1
   (line,) = [line for line in err.splitlines() if line.startswith('error')]
   assert 'cannot be written: File too large; what was finished is kept, and --resume goes on with it' in line
@@ -185,12 +192,8 @@ def test_a_full_disk(job, undisturbed, tmp_path):
 
 
 def test_a_disk_that_is_full_from_the_start(job, tmp_path):
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-  try:
+  with files_of_at_most(100):
     code, _, err = job()
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert (code, err) == (1, f'error: output {tmp_path}/job/manifest.json cannot be written: File too large\n')
   assert not (tmp_path / 'job').exists()
 
