@@ -10,6 +10,7 @@ Axes: B batch, P prompt, G canvas, R decision rows, T query rows, S keys, V voca
 """
 
 import dataclasses
+import functools
 
 import jax
 from jax import Array
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from archer_jax.config import SHIFTED
 from archer_jax.config import DecodeConfig
 from archer_jax.model import Transformer
+from archer_jax.types import AnchorPool
 from archer_jax.types import DecodeState
 from archer_jax.types import PromptCache
 
@@ -26,14 +28,33 @@ from archer_jax.types import PromptCache
 def empty_cache(prompt_valid: Array, cfg: DecodeConfig) -> PromptCache:
   """A cache without an anchor for prompts [B, P]."""
   batch, length = prompt_valid.shape
-  shape = (batch, length, cfg.model.n_kv_heads, cfg.model.head_dim)
-  zeros = lambda: tuple(jnp.zeros(shape, cfg.dtype) for _ in range(cfg.model.n_layers))
+  kept = (length, cfg.model.n_kv_heads, cfg.model.head_dim)
+  zeros = lambda *rows: tuple(jnp.zeros((*rows, *kept), cfg.dtype) for _ in range(cfg.model.n_layers))
+  canvas = lambda *rows: jnp.full((*rows, cfg.canvas_length), cfg.model.mask_id, jnp.int32)
+  never = lambda *rows: jnp.full(rows, -1, jnp.int32)
+
+  def hidden(*rows):
+    return None if cfg.probe is None else jnp.zeros((*rows, cfg.canvas_length, cfg.model.d_model), cfg.dtype)
+
+  pool, places = None, (batch, cfg.anchors - 1)
+  if cfg.anchors > 1:
+    pool = AnchorPool(
+      k=zeros(*places),
+      v=zeros(*places),
+      anchor=canvas(*places),
+      age=never(*places),
+      used=never(*places),
+      hidden=hidden(*places),
+    )
   return PromptCache(
-    k=zeros(),
-    v=zeros(),
-    anchor=jnp.full((batch, cfg.canvas_length), cfg.model.mask_id, jnp.int32),
-    age=jnp.full((batch,), -1, jnp.int32),
+    k=zeros(batch),
+    v=zeros(batch),
+    anchor=canvas(batch),
+    age=never(batch),
     prompt_valid=jnp.array(prompt_valid, bool),
+    anchor_hidden=hidden(batch),
+    last_hidden=hidden(batch),
+    pool=pool,
   )
 
 
@@ -95,39 +116,62 @@ def _head_rows(state: DecodeState, index: Array, canvas_start: int, cfg: DecodeC
   return canvas_start + jnp.concatenate([column, shadow], axis=1)
 
 
-def refresh_forward(
-  params, state: DecodeState, prompt_tokens: Array, cache: PromptCache, need: Array, index: Array, cfg: DecodeConfig
-) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
-  """One pass over prompt, canvas and shadow; the rows in `need` [B] take its prompt keys and values.
+def _full_forward(
+  params, state: DecodeState, prompt_tokens: Array, index: Array, cfg: DecodeConfig
+) -> tuple[Array, tuple[tuple[Array, Array], ...], Array | None]:
+  """One pass over prompt, canvas and shadow.
 
   Returns:
-    float32 logits [B, R + shadow_length, V] of the decision columns `index` [B, R] and the shadow, and per layer the
-    keys and the values [B, P, K, H] to keep.
+    Logits as in `refresh_forward`, per layer the keys and values of the prompt, and the canvas' hidden states.
   """
   prompt_length = prompt_tokens.shape[1]
   sequence = _sequence(state, prompt_tokens, cfg)
-  logits, fresh = Transformer(cfg.model).apply(
+  logits, fresh, hidden = Transformer(cfg.model).apply(
     {'params': params},
     sequence.tokens,
     sequence.positions,
     sequence.attn_mask,
     head_rows=_head_rows(state, index, prompt_length, cfg),
+    probe=cfg.probe,
+    method='observe',
   )
+  kept = tuple((k[:, :prompt_length], v[:, :prompt_length]) for k, v in fresh)
+  return logits, kept, _canvas_part(hidden, prompt_length, cfg)
+
+
+def _canvas_part(hidden: Array | None, start: int, cfg: DecodeConfig) -> Array | None:
+  return None if hidden is None else hidden[:, start : start + cfg.canvas_length]
+
+
+def refresh_forward(
+  params, state: DecodeState, prompt_tokens: Array, cache: PromptCache, need: Array, index: Array, cfg: DecodeConfig
+) -> tuple[Array, tuple[Array, ...], tuple[Array, ...], Array | None]:
+  """One pass over prompt, canvas and shadow; the rows in `need` [B] take its prompt keys and values.
+
+  Returns:
+    float32 logits [B, R + shadow_length, V] of the decision columns `index` [B, R] and the shadow, per layer the keys
+    and the values [B, P, K, H] to keep, and the canvas' hidden states [B, G, D] where `cfg.probe` asks for them.
+  """
+  logits, fresh, hidden = _full_forward(params, state, prompt_tokens, index, cfg)
   keep = need[:, None, None, None]
-  k = tuple(jnp.where(keep, new[:, :prompt_length], old) for (new, _), old in zip(fresh, cache.k, strict=True))
-  v = tuple(jnp.where(keep, new[:, :prompt_length], old) for (_, new), old in zip(fresh, cache.v, strict=True))
-  return logits, k, v
+  k = tuple(jnp.where(keep, new, old) for (new, _), old in zip(fresh, cache.k, strict=True))
+  v = tuple(jnp.where(keep, new, old) for (_, new), old in zip(fresh, cache.v, strict=True))
+  return logits, k, v, hidden
 
 
 def reuse_forward(
   params, state: DecodeState, prompt_tokens: Array, cache: PromptCache, index: Array, cfg: DecodeConfig
-) -> Array:
-  """One pass over canvas and shadow against the kept prompt keys and values; logits as in `refresh_forward`."""
+) -> tuple[Array, Array | None]:
+  """One pass over canvas and shadow against the kept prompt keys and values.
+
+  Returns:
+    Logits and hidden states as in `refresh_forward`.
+  """
   prompt_length = prompt_tokens.shape[1]
   lead = _lead(prompt_length, cfg)
   start = prompt_length - lead
   sequence = _sequence(state, prompt_tokens, cfg)
-  logits, _ = Transformer(cfg.model).apply(
+  logits, _, hidden = Transformer(cfg.model).apply(
     {'params': params},
     sequence.tokens[:, start:],
     sequence.positions[:, start:],
@@ -136,31 +180,63 @@ def reuse_forward(
     kept=tuple(zip(cache.k, cache.v, strict=True)),
     # The leading prompt row's own keys are among the kept ones.
     key_start=lead,
+    probe=cfg.probe,
+    method='observe',
   )
-  return logits
+  return logits, _canvas_part(hidden, lead, cfg)
 
 
-def _refresh_row(params, state, prompt_tokens, cache, row, cfg):
-  """Writes one row's prompt keys and values in place, from a forward over its prompt and canvas alone."""
-  prompt_length = prompt_tokens.shape[1]
-  one = lambda x: lax.dynamic_slice_in_dim(x, row, 1, axis=0)
-  small = dataclasses.replace(
+def _row(x: Array, row: Array) -> Array:
+  """One row, [1, ...], of [B, ...]."""
+  return lax.dynamic_slice_in_dim(x, row, 1, axis=0)
+
+
+def _row_of_state(state: DecodeState, row: Array) -> DecodeState:
+  """A state of what a forward reads of one row."""
+  one = functools.partial(_row, row=row)
+  return dataclasses.replace(
     state,
     canvas=one(state.canvas),
+    block=one(state.block),
     knobs=jax.tree.map(one, state.knobs),
     cache=dataclasses.replace(state.cache, prompt_valid=one(state.prompt_valid)),
   )
-  plain = dataclasses.replace(cfg, decoder='llada') if cfg.shadow_length else cfg
-  sequence = _sequence(small, one(prompt_tokens), plain)
-  fresh = Transformer(cfg.model).apply(
-    {'params': params}, sequence.tokens, sequence.positions, sequence.attn_mask, method='key_value'
-  )
-  write = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, :prompt_length], row, axis=0)
+
+
+def _write_row(cache: PromptCache, fresh: tuple[tuple[Array, Array], ...], row: Array) -> PromptCache:
+  """Writes the prompt keys and values [1, P, K, H] of one row in place."""
+  write = lambda old, new: lax.dynamic_update_slice_in_dim(old, new[:, : old.shape[1]], row, axis=0)
   return dataclasses.replace(
     cache,
     k=tuple(write(old, new) for old, (new, _) in zip(cache.k, fresh, strict=True)),
     v=tuple(write(old, new) for old, (_, new) in zip(cache.v, fresh, strict=True)),
   )
+
+
+def _refresh_row(params, state, prompt_tokens, cache, row, cfg):
+  """Refreshes one row's keys and values, from a forward over its prompt and canvas alone."""
+  plain = dataclasses.replace(cfg, decoder='llada') if cfg.shadow_length else cfg
+  sequence = _sequence(_row_of_state(state, row), _row(prompt_tokens, row), plain)
+  fresh = Transformer(cfg.model).apply(
+    {'params': params}, sequence.tokens, sequence.positions, sequence.attn_mask, method='key_value'
+  )
+  return _write_row(cache, fresh, row)
+
+
+def _streams(state: DecodeState, cfg: DecodeConfig) -> list[tuple[Array, PromptCache]]:
+  """Prompts and caches: under guidance a second row of its own prompt, masked throughout, rides along."""
+  streams = [(state.prompt_tokens, state.cache)]
+  if cfg.guidance:
+    streams.append((jnp.full_like(state.prompt_tokens, cfg.model.mask_id), state.cache_uncond))
+  return streams
+
+
+def _guided(logits: list[Array], scale: Array) -> Array:
+  """The streams' logits [B, R, V] combined by the scale [B]; a row without guidance keeps its own to the bit."""
+  if len(logits) == 1:
+    return logits[0]
+  scale = scale[:, None, None]
+  return jnp.where(scale > 0, logits[1] + (scale + 1) * (logits[0] - logits[1]), logits[0])
 
 
 def forward(
@@ -180,12 +256,9 @@ def forward(
 
   Returns:
     float32 logits [B, R + shadow_length, V] (guided where `cfg.guidance`), and the caches with their new keys and
-    values, anchors and ages untouched.
+    values and the step's hidden states, anchors and ages untouched.
   """
-  # Under guidance a second row of its own prompt, masked throughout, and of the same canvas rides along.
-  streams = [(state.prompt_tokens, state.cache)]
-  if cfg.guidance:
-    streams.append((jnp.full_like(state.prompt_tokens, cfg.model.mask_id), state.cache_uncond))
+  streams = _streams(state, cfg)
   prompts = [prompt for prompt, _ in streams]
   # A prompt of no columns has nothing to keep.
   if not prompts[0].shape[1]:
@@ -209,18 +282,57 @@ def forward(
     ]
 
   def reuse_all(kept):
-    return [
-      (reuse_forward(params, state, prompt, dataclasses.replace(cache, k=k, v=v), index, cfg), k, v)
-      for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True)
-    ]
+    results = []
+    for prompt, cache, (k, v) in zip(prompts, caches, kept, strict=True):
+      logits, hidden = reuse_forward(params, state, prompt, dataclasses.replace(cache, k=k, v=v), index, cfg)
+      results.append((logits, k, v, hidden))
+    return results
 
   results = lax.cond(together, refresh_all, reuse_all, [(cache.k, cache.v) for cache in caches])
-  caches = [dataclasses.replace(cache, k=k, v=v) for cache, (_, k, v) in zip(caches, results, strict=True)]
-  logits = results[0][0]
-  if not cfg.guidance:
-    return logits, caches[0], None
-  unguided = results[1][0]
-  scale = state.knobs.cfg_scale[:, None, None]
-  # A row without guidance keeps its logits to the bit.
-  guided = jnp.where(scale > 0, unguided + (scale + 1) * (logits - unguided), logits)
-  return guided, caches[0], caches[1]
+  caches = [
+    dataclasses.replace(cache, k=k, v=v, last_hidden=hidden)
+    for cache, (_, k, v, hidden) in zip(caches, results, strict=True)
+  ]
+  return _guided([result[0] for result in results], state.knobs.cfg_scale), caches[0], [*caches, None][1]
+
+
+def refresh_rows(
+  params, state: DecodeState, redo: Array, index: Array, logits: Array, cfg: DecodeConfig
+) -> tuple[Array, PromptCache, PromptCache | None]:
+  """Full forwards of the rows in `redo`, one at a time: their logits and their kept keys and values are replaced.
+
+  Other rows are not fed again. Without such a row nothing is computed.
+
+  Args:
+    params: the model's parameters.
+    state: with the caches behind the step's first forward.
+    redo: bool [B].
+    index: int32 [B, R], canvas columns of the decision rows.
+    logits: float32 [B, R + shadow_length, V], of the first forward.
+    cfg: the program's config.
+
+  Returns:
+    Logits and caches as `forward` does.
+  """
+  streams = _streams(state, cfg)
+
+  def redo_one(carry):
+    waiting, logits, caches = carry
+    row = jnp.argmax(waiting).astype(jnp.int32)
+    small = _row_of_state(state, row)
+    fresh_logits, written = [], []
+    for (prompt, _), cache in zip(streams, caches, strict=True):
+      fresh, kept, hidden = _full_forward(params, small, _row(prompt, row), _row(index, row), cfg)
+      cache = _write_row(cache, kept, row)
+      if hidden is not None:
+        seen = lax.dynamic_update_slice_in_dim(cache.last_hidden, hidden, row, axis=0)
+        cache = dataclasses.replace(cache, last_hidden=seen)
+      fresh_logits.append(fresh)
+      written.append(cache)
+    fresh = _guided(fresh_logits, small.knobs.cfg_scale)
+    logits = lax.dynamic_update_slice_in_dim(logits, fresh, row, axis=0)
+    return waiting & (jnp.arange(waiting.shape[0]) != row), logits, written
+
+  start = (redo, logits, [cache for _, cache in streams])
+  _, logits, caches = lax.while_loop(lambda carry: jnp.any(carry[0]), redo_one, start)
+  return logits, caches[0], [*caches, None][1]

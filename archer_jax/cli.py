@@ -19,6 +19,7 @@ from absl import flags
 
 from archer_jax import runtime
 from archer_jax.checkpoint import read_manifest
+from archer_jax.jobs import calibration
 from archer_jax.jobs import output
 from archer_jax.jobs import preemption
 from archer_jax.jobs.flags import Definer
@@ -33,6 +34,7 @@ from archer_jax.jobs.part import part_lock
 from archer_jax.jobs.settings import Settings
 from archer_jax.jobs.settings import make_settings
 from archer_jax.mesh import parse_mesh
+from archer_jax.report.image import check_matplotlib
 
 if TYPE_CHECKING:
   from archer_jax.jobs.run import Job
@@ -62,6 +64,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
       ),
       define.switch('resume', False, "go on with the job in the output's folder, if there is one"),
       define.text('trace', 'folder for an .npz file of every step per request'),
+      define.text('report', 'folder for a picture and a page of every step per request; needs matplotlib'),
       define.switch('watch', False, 'show every step as it is taken'),
       define.switch(
         'stats', False, 'print the figures of the run; with an output file also write them to OUTPUT.stats.json'
@@ -156,6 +159,8 @@ def _check_processes(options: Mapping[str, Any]) -> None:
 
 def _check_files(options: Mapping[str, Any]) -> None:
   """Raises ValueError or OSError if the input cannot be read or an output cannot be made."""
+  if options['report'] is not None:
+    check_matplotlib()
   if options['input'] not in (None, '-'):
     path = open_path(options['input'])
     if path.is_dir() or not path.exists():
@@ -167,9 +172,9 @@ def _check_files(options: Mapping[str, Any]) -> None:
       output.check_new_file('stats', output.stats_file(options['output']))
   if options['profile'] is not None:
     output.make_folder('profile', Path(options['profile']))
-  # That of a job may have traces if the job goes on.
-  if options['trace'] is not None and not is_job:
-    output.check_trace_folder(Path(options['trace']))
+  # Those of a job may have files if the job goes on.
+  if not is_job:
+    output.check_result_folders(options)
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:
@@ -198,6 +203,7 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
     from archer_jax.jobs.run import prepare
 
     options['dtype'] = options['dtype'] or runtime.default_dtype()
+    settings = _calibrated(options, settings)
     job = prepare(options, settings, command.example)
     return lambda: job.run(runtime.facts)
 
@@ -205,6 +211,7 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
     notice = stack.enter_context(preemption.watch())
     processes, together = _meet(options, stack)
     try:
+      settings = _calibrated(options, settings)
       job = _begin(options, settings, processes, together)
     except ValueError:
       # All of them come to this.
@@ -217,6 +224,14 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
       return job.run(runtime.facts, notice)
 
   return run
+
+
+def _calibrated(options: Mapping[str, Any], settings: Settings) -> Settings:
+  """The settings with the checkpoint's kappa where `certified` goes without one."""
+  if settings.is_calibrated:
+    return settings
+  manifest = read_manifest(options['checkpoint'])
+  return calibration.calibrated(settings, options['checkpoint'], manifest, options['dtype'])
 
 
 def _meet(options: dict[str, Any], stack: contextlib.ExitStack) -> tuple[runtime.Processes, bool]:

@@ -91,7 +91,11 @@ class DecodeConfig:
     defer_end: end tokens are written last (`confidence_eos_eot_inf` of LLaDA).
     early_stop: whether a row ends at an end token that no mask stands before.
     end_ids: the end tokens.
-    drift: the drift measure of the refresh rule.
+    drift: the drift measure of the refresh rule, `token`, `embedding` or `hidden`.
+    probe_layer: layers before the hidden states that `hidden` compares, in [0, n_layers); None is half of them.
+    anchors: anchors per row whose prompt keys and values are kept, the active one among them.
+    on_low_margin: what follows a reuse whose margin does not suffice, a refresh in the `next_step`, or one in the
+      `same_step`, whose decision it replaces.
     trace_steps: length of the per-step records kept in the state, 0 for none.
   """
 
@@ -110,6 +114,9 @@ class DecodeConfig:
   early_stop: bool = True
   end_ids: tuple[int, ...] = ()
   drift: str = 'token'
+  probe_layer: int | None = None
+  anchors: int = 1
+  on_low_margin: str = 'next_step'
   trace_steps: int = 0
 
   def __post_init__(self):
@@ -131,6 +138,10 @@ class DecodeConfig:
     for token in self.end_ids:
       if not 0 <= token < self.model.vocab_size or token == self.model.mask_id:
         raise ValueError(f'end_ids must be token ids other than the mask {self.model.mask_id}, got {token}')
+    if self.probe_layer is not None and not 0 <= self.probe_layer < self.model.n_layers:
+      raise ValueError(f'probe_layer must be in [0, n_layers={self.model.n_layers}), got {self.probe_layer}')
+    if self.anchors < 1:
+      raise ValueError(f'anchors must be at least 1, got {self.anchors}')
     if self.trace_steps < 0:
       raise ValueError(f'trace_steps must not be negative, got {self.trace_steps}')
 
@@ -138,6 +149,13 @@ class DecodeConfig:
   def shadow_length(self) -> int:
     """Rows of the verification view behind the canvas."""
     return self.block_length if self.decoder == 'wino' else 0
+
+  @property
+  def probe(self) -> int | None:
+    """Layers before the hidden states that a forward must give; None where the drift needs none."""
+    if self.drift != 'hidden':
+      return None
+    return self.model.n_layers // 2 if self.probe_layer is None else self.probe_layer
 
   @property
   def allows_mask(self) -> bool:
@@ -153,8 +171,9 @@ CHOICES = {
   'shadow': ('official', 'self'),
   'remasking': ('low_confidence', 'random'),
   'alg': ('origin', 'maskgit_plus', 'topk_margin', 'entropy'),
-  'drift': ('token',),
-  'refresh': ('archer', 'always', 'once', 'interval'),
+  'drift': ('token', 'embedding', 'hidden'),
+  'on_low_margin': ('next_step', 'same_step'),
+  'refresh': ('archer', 'always', 'once', 'interval', 'certified'),
 }
 
 
@@ -215,6 +234,9 @@ KNOBS: Mapping[str, KnobSpec] = {
   'refresh_at_block_start': KnobSpec(0, True, 0, 1, 'refresh at the first step of every block'),
   'drift_radius': KnobSpec(0.0, False, 0, 1, 'refresh when the canvas drifted further than this; 0 is never'),
   'min_margin': KnobSpec(0.0, False, 0, _LARGE, 'refresh after a reuse step with a smaller margin; 0 is never'),
+  'kappa': KnobSpec(
+    0.0, False, 0, _LARGE, 'refresh after a reuse step whose margin is at most this times its drift; 0 is never'
+  ),
   'max_age': KnobSpec(0, True, 0, _INT32_MAX, 'refresh when the kept prompt is this many steps old; 0 is never'),
 }
 
@@ -231,6 +253,7 @@ class RefreshPolicy:
     drift_radius: when the canvas about to be read is further from its anchor than this, in [0, 1].
     min_margin: when the last step reused with a smaller margin and the canvas is not its anchor.
     at_block_start: at the first step of every block.
+    kappa: when the last step reused with a margin of at most kappa times its drift, and the canvas is not its anchor.
   """
 
   interval: int = 0
@@ -238,6 +261,7 @@ class RefreshPolicy:
   drift_radius: float = 0.0
   min_margin: float = 0.0
   at_block_start: bool = False
+  kappa: float = 0.0
 
   def knobs(self) -> dict[str, float | int]:
     """The clauses under their knobs' names, checked.
@@ -251,14 +275,16 @@ class RefreshPolicy:
       'drift_radius': self.drift_radius,
       'min_margin': self.min_margin,
       'refresh_at_block_start': int(self.at_block_start),
+      'kappa': self.kappa,
     }
     return {name: KNOBS[name].check(name, value) for name, value in values.items()}
 
 
-# The named rules; `interval` has no number of its own.
+# The named rules; `interval` and `certified` have no numbers of their own, kappa is calibrated for a checkpoint.
 POLICIES: Mapping[str, RefreshPolicy] = {
   'archer': RefreshPolicy(drift_radius=0.25),
   'always': RefreshPolicy(interval=1),
   'once': RefreshPolicy(),
   'interval': RefreshPolicy(),
+  'certified': RefreshPolicy(),
 }

@@ -22,6 +22,7 @@ from archer_jax.types import Counters
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
 from archer_jax.types import PromptCache
+from archer_jax.types import Reason
 from archer_jax.types import Status
 from archer_jax.types import Trace
 
@@ -71,6 +72,7 @@ def init_state(
     cache_uncond=cache_lib.empty_cache(prompt_valid, cfg) if cfg.guidance else None,
     refreshed=jnp.zeros((batch,), bool),
     margin=jnp.full((batch,), jnp.inf, jnp.float32),
+    drift=jnp.zeros((batch,), jnp.float32),
     done=jnp.array(empty),
     status=jnp.where(empty, jnp.int32(Status.EMPTY), jnp.int32(Status.RUNNING)),
     counters=Counters(**{field.name: zeros() for field in dataclasses.fields(Counters)}),
@@ -108,11 +110,24 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
   if params['embedding'].dtype != jnp.dtype(cfg.dtype):
     raise ValueError(f'dtype must be that of the parameters, {params["embedding"].dtype}, got {cfg.dtype}')
   decoder = DECODERS[cfg.decoder]
-  need = refresh.needs_refresh(state)
-  drift = refresh.token_drift(state)
+  plan = refresh.plan(params, state, cfg)
+  state, reason = plan.state, plan.reason
+  need = reason != 0
   index = decoder.decision_index(state, cfg)
   logits, cache, cache_uncond = cache_lib.forward(params, state, need, index, cfg)
   update = decoder.update(state, index, logits, cfg)
+  # Of the canvas that was read; `hidden` knows it only now.
+  drift = plan.drift
+  if cfg.probe is not None:
+    drift = refresh.DRIFTS[cfg.drift](params, dataclasses.replace(state, cache=cache), cfg)
+  unsure = None
+  if cfg.on_low_margin == 'same_step':
+    unsure = jnp.where(need | state.done, 0, refresh.is_unsure(state, update.margin, drift))
+    seen = dataclasses.replace(state, cache=cache, cache_uncond=cache_uncond)
+    logits, cache, cache_uncond = cache_lib.refresh_rows(params, seen, unsure != 0, index, logits, cfg)
+    update = _decided_again(unsure != 0, state, index, logits, update, cfg)
+    reason = jnp.where(unsure != 0, unsure | Reason.SAME_STEP.value, reason)
+    need = reason != 0
   finite = _finite(state, index, logits, cfg)
   live = ~state.done & finite
   cache, cache_uncond = (_aged(kept, state, need, live) for kept in (cache, cache_uncond))
@@ -123,10 +138,12 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
   count = lambda flags: jnp.sum(flags, axis=1, dtype=jnp.int32)
   accepted, remasked = count(update.accepted), count(update.remasked)
   counters = state.counters
+  # A row without guidance has no use for its second forward in a guided batch.
+  streams = 1 + (cfg.guidance & (state.knobs.cfg_scale > 0)).astype(jnp.int32)
+  forwards = 1 if unsure is None else 1 + (unsure != 0).astype(jnp.int32)
   counters = Counters(
     steps=counters.steps + 1,
-    # A row without guidance has no use for its second forward in a guided batch.
-    nfe=counters.nfe + 1 + (cfg.guidance & (state.knobs.cfg_scale > 0)).astype(jnp.int32),
+    nfe=counters.nfe + streams * forwards,
     refreshes=counters.refreshes + need.astype(jnp.int32),
     accepted=counters.accepted + accepted,
     remasked=counters.remasked + remasked,
@@ -142,9 +159,10 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
       refresh=need,
       accept=accepted,
       remask=remasked,
-      drift=drift,
-      age=state.cache.age,
+      drift=plan.drift,
+      age=plan.age,
       margin=update.margin,
+      reason=reason,
     )
 
   moved = dataclasses.replace(
@@ -158,6 +176,7 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
     block_step=jnp.where(update.block_done, 0, state.block_step + 1),
     refreshed=need,
     margin=update.margin,
+    drift=jnp.where(need, 0, drift),
     counters=counters,
   )
   entered = decoder.enter_block(moved, cfg)
@@ -213,13 +232,36 @@ def _finite(state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) 
   return jnp.all(jnp.isfinite(logits).all(axis=-1) | padding, axis=1)
 
 
+def _decided_again(
+  redo: Array, state: DecodeState, index: Array, logits: Array, update: Update, cfg: DecodeConfig
+) -> Update:
+  """The decision on new logits for the rows in `redo` [B]; that of the others as it was."""
+
+  def again():
+    return jax.tree.map(
+      functools.partial(_select, redo), DECODERS[cfg.decoder].update(state, index, logits, cfg), update
+    )
+
+  return lax.cond(jnp.any(redo), again, lambda: update)
+
+
 def _aged(cache: PromptCache | None, state: DecodeState, need: Array, live: Array) -> PromptCache | None:
   """The cache with the anchors that this step set and the ages after it."""
   if cache is None:
     return None
-  need = need & live
-  age = jnp.where(need, 0, cache.age)
-  return dataclasses.replace(cache, anchor=_select(need, state.canvas, cache.anchor), age=age + live.astype(jnp.int32))
+  need, pool, hidden = need & live, cache.pool, cache.anchor_hidden
+  later = live.astype(jnp.int32)
+  if hidden is not None:
+    hidden = _select(need, cache.last_hidden, hidden)
+  if pool is not None:
+    pool = dataclasses.replace(pool, age=jnp.where(pool.age < 0, pool.age, pool.age + later[:, None]))
+  return dataclasses.replace(
+    cache,
+    anchor=_select(need, state.canvas, cache.anchor),
+    age=jnp.where(need, 0, cache.age) + later,
+    anchor_hidden=hidden,
+    pool=pool,
+  )
 
 
 def _status(state: DecodeState, moved: DecodeState, update: Update, cfg: DecodeConfig) -> Array:
@@ -249,6 +291,7 @@ def _empty_trace(batch: int, cfg: DecodeConfig) -> Trace:
     drift=jnp.zeros(steps, jnp.float32),
     age=jnp.full(steps, -1, jnp.int32),
     margin=jnp.zeros(steps, jnp.float32),
+    reason=jnp.zeros(steps, jnp.int32),
   )
 
 

@@ -31,6 +31,7 @@ from archer_jax.types import PromptCache
 # Logical axis of a parameter, of the cache or of the state -> mesh axis; None is replicated.
 RULES = {
   'batch': 'data',
+  'anchors': None,
   'length': None,
   'heads': 'model',
   'kv_heads': 'model',
@@ -41,6 +42,7 @@ RULES = {
 }
 # Of the kept keys and values; all else of a state has rows and whatever is a row's own.
 _KEPT = ('batch', 'length', 'kv_heads', 'head_dim')
+_POOLED = ('batch', 'anchors', 'length', 'kv_heads', 'head_dim')
 
 # The field of the config that gives the size of each logical axis that must divide over `model`.
 _FIELDS = {'heads': 'n_heads', 'kv_heads': 'n_kv_heads', 'mlp': 'd_ff'}
@@ -92,10 +94,11 @@ def state_shardings(cfg: DecodeConfig, mesh: Mesh) -> DecodeState:
   """The tree of a state of `cfg` with a NamedSharding at each array, whatever the number and lengths of rows."""
   check_divides(cfg.model, mesh)
   rows = NamedSharding(mesh, partition_spec(('batch',), mesh))
-  kept = NamedSharding(mesh, partition_spec(_KEPT, mesh))
+  kept, pooled = (NamedSharding(mesh, partition_spec(axes, mesh)) for axes in (_KEPT, _POOLED))
 
   def spread(cache: PromptCache | None) -> PromptCache | None:
-    return cache and dataclasses.replace(cache, k=(kept,) * len(cache.k), v=(kept,) * len(cache.v))
+    place = lambda part, where: part and dataclasses.replace(part, k=(where,) * len(part.k), v=(where,) * len(part.v))
+    return cache and dataclasses.replace(place(cache, kept), pool=place(cache.pool, pooled))
 
   def any_state():
     prompt = jnp.zeros((1, 0), jnp.int32)

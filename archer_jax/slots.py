@@ -123,20 +123,29 @@ def decode_chunk(params, state: DecodeState, max_steps: Array, min_done: Array, 
 
 
 def _without_large(state: DecodeState) -> DecodeState:
-  """The state without what is not moved between slots: keys, values and trace."""
-  bare = lambda cache: cache and dataclasses.replace(cache, k=(), v=())
+  """The state without what is not moved between slots: keys, values, hidden states and trace."""
+
+  def bare(cache: PromptCache | None) -> PromptCache | None:
+    pool = cache and cache.pool and dataclasses.replace(cache.pool, k=(), v=(), hidden=None)
+    return cache and dataclasses.replace(cache, k=(), v=(), anchor_hidden=None, last_hidden=None, pool=pool)
+
   return dataclasses.replace(state, cache=bare(state.cache), cache_uncond=bare(state.cache_uncond), trace=None)
 
 
 def _with_large(small: DecodeState, state: DecodeState) -> DecodeState:
-  """The state `small` with the keys, values and trace of `state`."""
+  """The state `small` with the keys, values, hidden states and trace of `state`."""
 
-  def with_keys(cache: PromptCache | None, kept: PromptCache | None) -> PromptCache | None:
-    return cache and dataclasses.replace(cache, k=kept.k, v=kept.v)
+  def whole(cache: PromptCache | None, kept: PromptCache | None) -> PromptCache | None:
+    if cache is None:
+      return None
+    pool = cache.pool and dataclasses.replace(cache.pool, k=kept.pool.k, v=kept.pool.v, hidden=kept.pool.hidden)
+    return dataclasses.replace(
+      cache, k=kept.k, v=kept.v, anchor_hidden=kept.anchor_hidden, last_hidden=kept.last_hidden, pool=pool
+    )
 
   return dataclasses.replace(
     small,
-    cache=with_keys(small.cache, state.cache),
-    cache_uncond=with_keys(small.cache_uncond, state.cache_uncond),
+    cache=whole(small.cache, state.cache),
+    cache_uncond=whole(small.cache_uncond, state.cache_uncond),
     trace=state.trace,
   )

@@ -1,6 +1,6 @@
 """State and cache of a decoding: frozen pytrees that only `dataclasses.replace` changes.
 
-Axes: B batch, P prompt, G canvas, K kv heads, H head dim, S trace steps.
+Axes: B batch, P prompt, G canvas, M pooled anchors, K kv heads, H head dim, D embed, S trace steps.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,19 @@ class Status(enum.IntEnum):
   EMPTY = 5  # a filler row, nothing was asked of it
 
 
+class Reason(enum.IntFlag):
+  """Why a step refreshed: the clauses of the policy that held, as bits; 0 for a reuse."""
+
+  FIRST = 1  # no anchor yet
+  INTERVAL = 2  # its turn by the clock
+  BLOCK_START = 4  # a new block
+  MAX_AGE = 8  # kept for too long
+  DRIFT = 16  # the canvas is further from its anchor than the radius
+  MARGIN = 32  # the reuse before decided with less than min_margin
+  CERTIFICATE = 64  # the reuse before decided with no more than kappa times its drift
+  SAME_STEP = 128  # this step reused first; its own margin failed the bits MARGIN or CERTIFICATE
+
+
 def _state(cls: type) -> type:
   """Makes `cls` a frozen, keyword-only dataclass that is a pytree."""
   return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
@@ -49,6 +62,7 @@ class Knobs:
   refresh_at_block_start: Array  # int32 [B]
   drift_radius: Array  # float32 [B]
   min_margin: Array  # float32 [B]
+  kappa: Array  # float32 [B]
   max_age: Array  # int32 [B]
 
   @classmethod
@@ -88,6 +102,21 @@ class PromptCache:
   anchor: Array  # int32 [B, G], the canvas that the row's last refresh read
   age: Array  # int32 [B], steps since that refresh; -1 before the first one
   prompt_valid: Array  # bool [B, P], False at left padding
+  anchor_hidden: Array | None  # [B, G, D], hidden states of the canvas in that refresh; only for the drift `hidden`
+  last_hidden: Array | None  # [B, G, D], likewise of the row's last step
+  pool: 'AnchorPool | None'  # the row's other anchors, with anchors > 1
+
+
+@_state
+class AnchorPool:
+  """What `PromptCache` holds, of the M = anchors - 1 anchors that are not the active one."""
+
+  k: tuple[Array, ...]  # a layer each: [B, M, P, K, H]
+  v: tuple[Array, ...]  # a layer each: [B, M, P, K, H]
+  anchor: Array  # int32 [B, M, G]
+  age: Array  # int32 [B, M], -1 where a place is empty
+  used: Array  # int32 [B, M], the row's step at which the anchor ceased to be the active one; -1 for an empty place
+  hidden: Array | None  # [B, M, G, D]
 
 
 @_state
@@ -101,6 +130,7 @@ class Trace:
   drift: Array  # float32 [B, S], as the step's refresh decision saw it
   age: Array  # int32 [B, S], likewise; -1 at step 0
   margin: Array  # float32 [B, S], of the step's own decision
+  reason: Array  # int32 [B, S], bits of `Reason`; 0 where the step reused
 
 
 @_state
@@ -133,6 +163,7 @@ class DecodeState:
   cache_uncond: PromptCache | None  # of the unconditional rows under guidance
   refreshed: Array  # bool [B], whether the last step refreshed
   margin: Array  # float32 [B], of the last step's decision; infinite before the first one
+  drift: Array  # float32 [B], of the canvas that the last step read, known behind its forward; 0 where it refreshed
   done: Array  # bool [B]
   status: Array  # int32 [B], a `Status`
   counters: Counters

@@ -26,6 +26,8 @@ from archer_jax.config import CHOICES
 from archer_jax.config import KNOBS
 from archer_jax.jobs.batching import row_seed
 from archer_jax.jobs.settings import SETTINGS
+from archer_jax.report.page import page_text
+from archer_jax.report.recording import read_recording
 
 ROOT = Path(__file__).parents[1]
 RECORD_FIELDS = [
@@ -99,7 +101,9 @@ def test_help_is_quick_grouped_and_complete(tmp_path):
     assert group in out.splitlines()
   design = """checkpoint prompt input output chat decoder gen_length block_length steps threshold threshold_back
     max_accept shadow temperature top_p top_k cfg_scale remasking alg alg_temp early_stop refresh refresh_interval
-    refresh_at_block_start drift drift_radius min_margin max_age mask_prediction batch_size mesh dtype seed trace watch
+    refresh_at_block_start drift drift_radius min_margin max_age kappa quantile on_low_margin
+    anchors mask_prediction batch_size mesh dtype seed trace
+    watch report
     stats config logits_eos_inf confidence_eos_eot_inf resume profile coordinator num_processes process_id
     start_timeout"""
   shown = {line.split()[0].replace('[no]', '') for line in out.splitlines() if line.startswith('  --')}
@@ -122,7 +126,8 @@ def test_flags_are_those_of_the_tables():
     assert tuple(values[name].parser.enum_values) == choices
   # What --help says is the default is the default.
   for name, spec in KNOBS.items():
-    if name != 'drift_radius':
+    # Each rule has a number of its own, or takes that of the checkpoint.
+    if name not in ('drift_radius', 'kappa'):
       assert values[name].default == spec.default
 
 
@@ -134,7 +139,7 @@ MISTAKES = {
   'unknown decoder': (['--decoder=beam'], 'flag --decoder=beam: value should be one of <wino|llada|dream>'),
   'unknown refresh': (
     ['--refresh=never'],
-    'flag --refresh=never: value should be one of <archer|always|once|interval>',
+    'flag --refresh=never: value should be one of <archer|always|once|interval|certified>',
   ),
   'unknown drift': (['--drift=x'], 'flag --drift=x: value should be one of'),
   'wrong decoder': (['--decoder=dream'], 'decoder must be wino or llada for a model with same_position logits'),
@@ -478,6 +483,22 @@ def check_goldens(cli_main, golden, tmp_path, records, expected, static, argumen
       for name, values in per_step.items():
         np.testing.assert_array_equal(trace[name], values, err_msg=f'{result["id"]} {name}')
     assert result['steps'] == len(canvases)
+
+
+def test_reports(cli_main, text_path, tmp_path):
+  pytest.importorskip('matplotlib')
+  records = [{'id': 'a', 'prompt': '1+2='}, {'prompt': ''}, {'id': 'x/y', 'prompt': '3'}]
+  path = write_lines(tmp_path / 'in.jsonl', records)
+  out, pages, traces = (tmp_path / name for name in ('out.jsonl', 'pages', 'traces'))
+  given = (f'--checkpoint={text_path}', f'--input={path}', f'--report={pages}')
+  code, _, _ = cli_main(*given, f'--output={out}', f'--trace={traces}')
+  # One of the records is refused and has nothing to show.
+  assert code == 1 and [record['finish_reason'] == 'error' for record in read_lines(out)] == [False, True, False]
+  assert sorted(os.listdir(pages)) == ['00000002.html', '00000002.png', 'a.html', 'a.png']
+  # The trace alone makes the same page.
+  assert page_text(read_recording(traces / 'a.npz')) == (pages / 'a.html').read_text()
+  code, _, err = cli_main(*given, f'--output={tmp_path / "again.jsonl"}')
+  assert code == 1 and 'has reports in it already, which are never overwritten' in err
 
 
 # Real processes.

@@ -52,6 +52,9 @@ def abstract_state(cfg, batch=BATCH, length=programs.PROMPT_LENGTH):
     ('dream', {}),
     ('llada', {'guidance': True}),
     ('wino', {'mask_prediction': 'official'}),
+    ('wino', {'drift': 'hidden', 'anchors': 3, 'on_low_margin': 'same_step'}),
+    ('llada', {'drift': 'embedding', 'anchors': 2, 'on_low_margin': 'same_step', 'guidance': True}),
+    ('dream', {'drift': 'hidden', 'anchors': 2}),
   ],
 )
 def test_types_of_the_state_are_a_fixed_point(golden, decoder, changes, dtype):
@@ -82,6 +85,7 @@ def test_knobs_and_seeds_compile_nothing(llada_tiny):
     {'temperature': np.array([0, 1, 0, 2]), 'gen_length': np.array([24, 3, 9, 0])},
     {'refresh_interval': 0, 'max_age': 3, 'min_margin': 0.1, 'refresh_at_block_start': 1},
     {'drift_radius': jnp.array([0.1, 0.2, 0.3, 1.0])},
+    {'kappa': jnp.array([0.0, 1.0, 3.0, 1e6])},
   )
   with mock.patch.object(decode_module, 'decode_step', step):
     for seed, change in enumerate(changes):
@@ -110,8 +114,8 @@ def test_donated_buffers_are_used(llada_tiny):
   np.testing.assert_array_equal(result.canvas, again.canvas)
 
 
-def compiled_text(golden, decoder):
-  cfg = programs.config(golden, decoder)
+def compiled_text(golden, decoder, **changes):
+  cfg = programs.config(golden, decoder, **changes)
   lowered = decode.lower(golden.params, full_state(cfg), cfg=cfg)
   # As users compile it for one decoder; where copies go is decided before what the quick options leave out.
   return cfg, lowered.compile(programs.FULL if decoder == 'wino' else programs.QUICK).as_text()
@@ -137,6 +141,19 @@ def test_no_copy_of_the_cache_in_the_loop(golden, decoder):
   cfg, text = compiled_text(golden, decoder)
   assert len(programs_text.instructions_inside_loops(text)) > 1000
   assert [line for rows, line in copies_of_keys(cfg, text) if rows == programs.PROMPT_LENGTH] == []
+
+
+@pytest.mark.parametrize('decoder', ['wino', 'llada'])
+def test_no_copy_of_the_pool_in_the_loop(golden, decoder):
+  """Anchors change places in place, and a row that refreshes after its reuse writes in place."""
+  cfg, text = compiled_text(golden, decoder, anchors=3, on_low_margin='same_step')
+  row = (programs.PROMPT_LENGTH, cfg.model.n_kv_heads, cfg.model.head_dim)
+  copies = [
+    instruction.text
+    for instruction in programs_text.instructions_inside_loops(text)
+    if instruction.opcode in ('copy', 'copy-start') and instruction.shape in ((BATCH, *row), (BATCH, 2, *row))
+  ]
+  assert copies == []
 
 
 @pytest.mark.xfail(strict=True, reason='attention copies kept and fresh keys together into the layout of its products')

@@ -39,7 +39,7 @@ class Recorder:
     self.seen.append((np.asarray(tokens), np.asarray(positions), np.asarray(attn_mask), np.asarray(head_rows)))
     shape = (tokens.shape[0], tokens.shape[1] - key_start, self.config.n_kv_heads, self.config.head_dim)
     fresh = tuple((jnp.zeros(shape), jnp.zeros(shape)) for _ in range(self.config.n_layers))
-    return jnp.zeros((tokens.shape[0], head_rows.shape[1], self.config.vocab_size)), fresh
+    return jnp.zeros((tokens.shape[0], head_rows.shape[1], self.config.vocab_size)), fresh, None
 
 
 def feed(golden, decoder, lengths):

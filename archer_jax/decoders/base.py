@@ -11,6 +11,7 @@ Axes: B batch, G canvas, R decision rows, V vocab.
 import dataclasses
 from typing import ClassVar
 
+import jax
 from jax import Array
 import jax.numpy as jnp
 
@@ -19,6 +20,7 @@ from archer_jax.config import DecodeConfig
 from archer_jax.types import DecodeState
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update:
   """What a step decided, before the loop counts it and moves on."""

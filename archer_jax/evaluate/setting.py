@@ -2,9 +2,9 @@
 
     setting  = (rule | decoder) [":" number] {"+" name "=" value}
 
-The number is the name's own: the interval of `interval`, the drift radius of `archer`, the threshold of `wino`, the
-steps of `llada` and `dream`. Each `name=value` is a setting of the command line, such as `threshold=0.9`. Plain Python
-without JAX, so that a mistake is told before anything is loaded.
+The number is the name's own: the interval of `interval`, the drift radius of `archer`, the kappa of `certified`, the
+threshold of `wino`, the steps of `llada` and `dream`. Each `name=value` is a setting of the command line, such as
+`threshold=0.9`. Plain Python without JAX, so that a mistake is told before anything is loaded.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,7 @@ from archer_jax.jobs.settings import unread
 NUMBERS = {
   'interval': 'refresh_interval',
   'archer': 'drift_radius',
+  'certified': 'kappa',
   'wino': 'threshold',
   'llada': 'steps',
   'dream': 'steps',
@@ -34,6 +35,8 @@ NUMBERS = {
 NAMES = (*CHOICES['refresh'], *CHOICES['decoder'])
 # The same for all, or the settings would not be compared on the same problems.
 _COMMON = ('seed', 'chat')
+# Settings that are whole numbers and no knobs.
+_WHOLE = ('block_length', 'anchors')
 # Problems of a generated task.
 DEFAULT_N = 100
 
@@ -125,9 +128,9 @@ def _value(name: str, text: str) -> Any:
   """A text as the number or truth that it spells; anything else stays as it is, for the one message."""
   if text in ('true', 'false'):
     return text == 'true'
-  if name in KNOBS or name == 'block_length':
+  if name in KNOBS or name in _WHOLE or name == 'quantile':
     with contextlib.suppress(ValueError):
-      return int(text) if name == 'block_length' or KNOBS[name].integer else float(text)
+      return int(text) if name in _WHOLE or (name in KNOBS and KNOBS[name].integer) else float(text)
   return text
 
 

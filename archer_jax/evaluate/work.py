@@ -2,7 +2,8 @@
 
 A batch runs until its last row is done, and each of its steps is one of three things (see `cache.forward`): a refresh
 pass over all rows if every live row refreshes; otherwise a reuse pass over all rows, before it one row pass over prompt
-and canvas for each row that refreshes. Rows that are done and padded columns are computed like all others.
+and canvas for each row that refreshes. With `same_step` a full pass follows over each row whose margin failed. Rows
+that are done and padded columns are computed like all others.
 
 Axes: B batch, P prompt.
 """
@@ -23,7 +24,7 @@ from archer_jax.decode import decode_step
 from archer_jax.decode import init_state
 from archer_jax.decoders import DECODERS
 from archer_jax.model import abstract_params
-from archer_jax.refresh import needs_refresh
+from archer_jax.refresh import plan
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
 
@@ -36,15 +37,17 @@ class Passes:
   refresh: Array | int
   reuse: Array | int
   row: Array | int
+  redo: Array | int
 
 
-def add_step(passes: Passes, need: Array, done: Array) -> Passes:
+def add_step(passes: Passes, need: Array, done: Array, redone: Array) -> Passes:
   """Counts one step.
 
   Args:
     passes: so far.
     need: bool [B], rows that refresh; none that is done.
     done: bool [B], before the step.
+    redone: bool [B], rows that refreshed after a reuse in the same step.
   """
   together = (jnp.any(need) & jnp.all(need | done)).astype(jnp.int32)
   rows = jnp.sum(need, dtype=jnp.int32)
@@ -52,6 +55,7 @@ def add_step(passes: Passes, need: Array, done: Array) -> Passes:
     refresh=passes.refresh + together,
     reuse=passes.reuse + 1 - together,
     row=passes.row + (1 - together) * rows,
+    redo=passes.redo + jnp.sum(redone, dtype=jnp.int32),
   )
 
 
@@ -61,14 +65,16 @@ def counted_decode(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[De
 
   def step(carry):
     state, passes = carry
-    need = needs_refresh(state)
+    need = plan(params, state, cfg).reason != 0
+    after = decode_step(params, state, cfg=cfg)
+    redone = after.refreshed & ~need & ~state.done
     if not state.prompt_tokens.shape[1]:
       # A prompt of no columns has nothing to recompute.
       need = jnp.zeros_like(need)
-    return decode_step(params, state, cfg=cfg), add_step(passes, need, state.done)
+    return after, add_step(passes, need, state.done, redone)
 
   zero = lambda: jnp.zeros((), jnp.int32)
-  start = Passes(refresh=zero(), reuse=zero(), row=zero())
+  start = Passes(refresh=zero(), reuse=zero(), row=zero(), redo=zero())
   return lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (state, start))
 
 
@@ -117,8 +123,13 @@ def pass_operations(cfg: DecodeConfig, batch: int, prompt_length: int) -> Passes
   def forward(params, state, need):
     return cache.forward(params, state, need, DECODERS[cfg.decoder].decision_index(state, cfg), cfg)
 
+  def again(params, state, redo, logits):
+    index = DECODERS[cfg.decoder].decision_index(state, cfg)
+    return cache.refresh_rows(params, state, redo, index, logits, cfg)
+
   params = abstract_params(cfg.model, cfg.dtype)
   state = jax.eval_shape(start, prompt, valid, seeds)
+  logits = jax.eval_shape(forward, params, state, need)[0]
   equations = jax.make_jaxpr(forward)(params, state, need).jaxpr.eqns
   loops = [equation.params['body_jaxpr'] for equation in equations if equation.primitive.name == 'while']
   conds = [equation.params['branches'] for equation in equations if equation.primitive.name == 'cond']
@@ -126,7 +137,11 @@ def pass_operations(cfg: DecodeConfig, batch: int, prompt_length: int) -> Passes
   assert len(conds) == 1 and len(loops) == (batch > 1), (len(conds), len(loops))
   reuse, refresh = conds[0]
   row = matmul_operations(loops[0].jaxpr) if loops else 0
-  return Passes(refresh=matmul_operations(refresh.jaxpr), reuse=matmul_operations(reuse.jaxpr), row=row)
+  redo = 0
+  if cfg.on_low_margin == 'same_step':
+    (loop,) = (e for e in jax.make_jaxpr(again)(params, state, need, logits).jaxpr.eqns if e.primitive.name == 'while')
+    redo = matmul_operations(loop.params['body_jaxpr'].jaxpr)
+  return Passes(refresh=matmul_operations(refresh.jaxpr), reuse=matmul_operations(reuse.jaxpr), row=row, redo=redo)
 
 
 def matmul_operations(jaxpr: jax.extend.core.Jaxpr) -> int:

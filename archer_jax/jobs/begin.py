@@ -94,8 +94,7 @@ def check_start(
     n_parts = 1 if together else processes.count
     manifest = make_manifest(_configuration(options, settings), source, n_parts, facts())
     has_begun = check_job(folder, manifest, options['resume'])
-    if options['trace'] is not None:
-      output.check_trace_folder(Path(options['trace']), resume=has_begun)
+    output.check_result_folders(options, resume=has_begun)
     finding |= {'manifest': manifest, 'has_begun': has_begun}
   except (ValueError, OSError) as error:
     finding['problem'] = str(error)

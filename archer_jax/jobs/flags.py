@@ -23,15 +23,22 @@ from archer_jax.config import KnobSpec
 from archer_jax.jobs.preemption import PREEMPTED
 from archer_jax.jobs.preemption import Preempted
 from archer_jax.jobs.settings import DEFAULT_BLOCK_LENGTH
+from archer_jax.jobs.settings import DEFAULT_QUANTILE
 from archer_jax.jobs.settings import MAX_SEED
 from archer_jax.jobs.settings import SETTINGS
 from archer_jax.jobs.settings import SWITCHES
+from archer_jax.jobs.settings import check_setting
 
 Groups = dict[str, list[flags.FlagHolder]]
 
 INTERRUPTED = 130
 _HELP = frozenset(dashes + name for dashes in ('-', '--') for name in ('help', 'helpshort', 'helpfull', 'h'))
 _WIDTH, _HELP_COLUMN = 110, 32
+_KAPPA_HELP = (
+  'certified refreshes after a reuse step whose margin is at most this times its drift '
+  '(default: what tools/calibrate_refresh.py found for the checkpoint)'
+)
+_QUANTILE_HELP = 'certified takes the kappa that holds for this share of the steps'
 
 
 class _KnobParser(flags.ArgumentParser):
@@ -51,6 +58,18 @@ class _KnobParser(flags.ArgumentParser):
 
   def flag_type(self) -> str:
     return 'int' if self._spec.integer else 'float'
+
+
+class _SettingParser(_KnobParser):
+  """Reads a number and checks it as `check_setting` does."""
+
+  def __init__(self, name: str):
+    super().__init__(name, KNOBS['kappa'])
+
+  def parse(self, argument: Any) -> float:
+    with contextlib.suppress(ValueError):
+      argument = float(argument)
+    return check_setting(self._name, argument)
 
 
 class Definer:
@@ -85,8 +104,10 @@ class Definer:
 
   def setting(self, name: str) -> flags.FlagHolder:
     spec = SWITCHES[name]
-    if spec.default in (True, False):
+    if isinstance(spec.default, bool):
       return self.switch(name, spec.default, spec.help)
+    if isinstance(spec.default, int):
+      return self.whole(name, spec.default, 1, spec.help)
     return self.choice(name, spec.help, spec.default)
 
   def decoding(self) -> Groups:
@@ -102,10 +123,18 @@ class Definer:
         *map(self.setting, ('mask_prediction', 'early_stop', 'logits_eos_inf', 'confidence_eos_eot_inf')),
       ],
       'When the prompt is recomputed': [
-        self.choice('refresh', 'by drift and margin, in every step, in the first, or by the clock', 'archer'),
+        self.choice(
+          'refresh', 'by drift and margin, in every step, in the first, by the clock, or by a certificate', 'archer'
+        ),
         self.setting('drift'),
         self.knob('drift_radius', POLICIES['archer'].drift_radius),
-        *map(self.knob, ('min_margin', 'refresh_interval', 'refresh_at_block_start', 'max_age')),
+        self.knob('min_margin'),
+        flags.DEFINE(_SettingParser('kappa'), 'kappa', None, _KAPPA_HELP, flag_values=self._values),
+        flags.DEFINE(
+          _SettingParser('quantile'), 'quantile', DEFAULT_QUANTILE, _QUANTILE_HELP, flag_values=self._values
+        ),
+        *map(self.setting, ('on_low_margin', 'anchors')),
+        *map(self.knob, ('refresh_interval', 'refresh_at_block_start', 'max_age')),
       ],
     }
 

@@ -59,6 +59,8 @@ _TRACE_ARRAYS = {
   'drift_per_step': 'drift',
   'age_per_step': 'age',
   'margin_per_step': 'margin',
+  # Bits of `types.Reason`, 0 for a reuse.
+  'reason_per_step': 'reason',
 }
 
 
@@ -80,6 +82,8 @@ class Result:
     rows_fed, rows_recomputed: token rows that went through the model for this request, and those that recomputing
       everything in each of its steps would have taken; padding counts in neither.
     trace: what was recorded of every step, if it was asked for.
+    prompt_ids: the prompt's tokens.
+    knobs: every knob of the request.
   """
 
   index: int
@@ -101,6 +105,8 @@ class Result:
   rows_fed: int = 0
   rows_recomputed: int = 0
   trace: Mapping[str, np.ndarray] | None = None
+  prompt_ids: Sequence[int] = ()
+  knobs: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
 
   def record(self) -> dict[str, Any]:
     """The result as it is written to a file."""
@@ -132,7 +138,7 @@ def generate(
       record, which may carry a seed and knobs of their own. A prompt may be empty.
     chat: whether a text is a user's turn of a conversation.
     decoder: `wino`, `llada` or `dream`; by default that of the model's family.
-    refresh: `archer`, `always`, `once` or `interval`.
+    refresh: `archer`, `always`, `once`, `interval`, or `certified`, which wants a `kappa`.
     seed: the seed of prompt i is folded from it and i, so that equal prompts draw differently.
     batch_size: rows decoded together; no result depends on it.
     trace: whether results carry what was recorded of every step.
@@ -148,6 +154,8 @@ def generate(
     raise ValueError(f'batch_size must be a positive integer, got {batch_size!r}')
   given = {'chat': chat, 'refresh': refresh, 'seed': seed, **settings}
   run = make_settings(model.config, given if decoder is None else {**given, 'decoder': decoder})
+  if not run.is_calibrated:
+    raise ValueError('kappa must be given with refresh certified')
   requests = []
   for index, prompt in enumerate(prompts):
     try:
@@ -299,6 +307,8 @@ def _result(
   # The shadow counts as that of a whole block, in a short last block too.
   fresh = length + min(cfg.shadow_length, length)
   streams = 2 if cfg.guidance and request.knobs['cfg_scale'] > 0 else 1
+  # A step that reused and then refreshed took two.
+  forwards = counters['nfe'] // streams
   return Result(
     index=request.index,
     id=request.id,
@@ -311,7 +321,9 @@ def _result(
     canvas_tokens=length,
     **counters,
     error=error,
-    rows_fed=streams * (steps * fresh + refreshes * prompt + (steps - refreshes) * lead),
+    rows_fed=streams * (forwards * fresh + refreshes * prompt + (forwards - refreshes) * lead),
     rows_recomputed=streams * steps * (fresh + prompt),
     trace=trace,
+    prompt_ids=request.prompt_ids,
+    knobs=request.knobs,
   )

@@ -1,6 +1,7 @@
 """Results out: JSON lines and trace files, none of which ever replaces another file."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from archer_jax.jobs.settings import Settings
+
 if TYPE_CHECKING:
   from archer_jax.jobs.generate import Result
+  from archer_jax.text import Tokenizer
 
 # Longer names do not fit every file system.
 _PLAIN_NAME = re.compile(r'[A-Za-z0-9._-]{1,200}')
@@ -34,19 +38,26 @@ def check_new_file(field: str, path: Path) -> None:
   """Raises ValueError if `path` exists or cannot be made; `field` is what the user called it."""
   if path.exists() or path.is_symlink():
     raise ValueError(f'{field} {path} exists already and is never overwritten')
-  _check_writable(field, path.parent)
+  check_writable(field, path.parent)
 
 
-def check_trace_folder(path: Path, *, resume: bool = False) -> None:
-  """Makes the folder of `--trace` and raises ValueError if it cannot be made or written, or has traces in it.
+def check_result_folders(options: Mapping[str, Any], *, resume: bool = False) -> None:
+  """Makes the folders of `--trace` and `--report`, as far as they are asked for.
 
   Args:
-    path: of the folder.
-    resume: whether it may have traces, those of a job that goes on.
+    options: the flags that are no settings, by name.
+    resume: whether there may be files in them, those of a job that goes on.
+
+  Raises:
+    ValueError: one that cannot be made or written, or has such files in it.
   """
-  make_folder('trace', path)
-  if not resume and any(path.glob('*.npz')):
-    raise ValueError(f'trace {path} has traces in it already, which are never overwritten')
+  for field, kind, suffixes in (('trace', 'traces', ('npz',)), ('report', 'reports', ('html', 'png'))):
+    if options[field] is None:
+      continue
+    path = Path(options[field])
+    make_folder(field, path)
+    if not resume and any(any(path.glob(f'*.{suffix}')) for suffix in suffixes):
+      raise ValueError(f'{field} {path} has {kind} in it already, which are never overwritten')
 
 
 def make_folder(field: str, path: Path) -> None:
@@ -55,10 +66,11 @@ def make_folder(field: str, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(f'{field} {path} cannot be made: {error.strerror}') from error
-  _check_writable(field, path)
+  check_writable(field, path)
 
 
-def _check_writable(field: str, folder: Path) -> None:
+def check_writable(field: str, folder: Path) -> None:
+  """Raises ValueError if no file can be made in `folder`; `field` is what the user called what goes there."""
   if not folder.is_dir():
     raise ValueError(f'{field} must be in a folder that exists, got {folder}')
   try:
@@ -128,17 +140,49 @@ def print_records(results: list['Result']) -> None:
   sys.stdout.flush()
 
 
-def write_trace(folder: Path, result: 'Result', *, resume: bool = False) -> None:
-  """Writes the trace of a decoded result as `folder`/<id or zero-padded index>.npz, its id inside.
+def trace_arrays(result: 'Result', settings: Settings, tokenizer: 'Tokenizer | None') -> dict[str, np.ndarray]:
+  """What a trace file holds: the arrays of the steps, and what it takes to show them without anything else.
+
+  Args:
+    result: with a trace.
+    settings: of the run.
+    tokenizer: spells the tokens; without one there are ids alone.
+
+  Returns:
+    Beside the arrays of `Result.trace`: `id`; `mask_id`; `prompt_ids` [P]; `settings`, the request's own as JSON;
+    `reason_names`, of the bits of `reason_per_step` from the lowest; `token_ids`, every one that occurs, ascending, and
+    `token_texts` of them where there is a tokenizer.
+  """
+  # What checks flags must not wait for JAX.
+  from archer_jax.types import Reason
+
+  is_plain = isinstance(result.id, str | int | float) and np.asarray(result.id).dtype != object
+  occurring = np.unique([*result.trace['canvas_after_step'].ravel().tolist(), *result.prompt_ids]).astype(np.int32)
+  arrays = {
+    'id': np.asarray(result.id if is_plain else json.dumps(result.id)),
+    **result.trace,
+    'mask_id': np.asarray(settings.model.mask_id, np.int32),
+    'prompt_ids': np.asarray(result.prompt_ids, np.int32),
+    'settings': np.asarray(json.dumps({**settings.by_name(), **result.knobs})),
+    'reason_names': np.asarray([reason.name.lower() for reason in Reason]),
+    'token_ids': occurring,
+  }
+  if tokenizer is not None:
+    spell = lambda token: tokenizer.hf.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    # NumPy cuts a NUL at the end of a text off.
+    texts = [spell(token).replace('\0', '\N{SYMBOL FOR NULL}') for token in occurring.tolist()]
+    arrays['token_texts'] = np.asarray(texts, np.str_)
+  return arrays
+
+
+def write_trace(folder: Path, result: 'Result', arrays: Mapping[str, np.ndarray], *, resume: bool = False) -> None:
+  """Writes the trace of a result as `folder`/<id or zero-padded index>.npz.
 
   Args:
     folder: there already.
-    result: without a trace nothing is written.
+    result: whose id and index name the file.
+    arrays: from `trace_arrays`.
     resume: whether a file may be replaced, that of a record which an earlier run of the job did not finish.
   """
-  if result.trace is None:
-    return
-  plain = isinstance(result.id, str | int | float) and np.asarray(result.id).dtype != object
-  name = np.asarray(result.id if plain else json.dumps(result.id))
   with (folder / f'{file_stem(result.id, result.index)}.npz').open('wb' if resume else 'xb') as file:
-    np.savez(file, id=name, **result.trace)
+    np.savez(file, **arrays)

@@ -35,6 +35,8 @@ from archer_jax.jobs.requests import make_request
 from archer_jax.jobs.requests import read_requests
 from archer_jax.jobs.settings import Settings
 from archer_jax.mesh import make_mesh
+from archer_jax.report.page import write_report
+from archer_jax.report.recording import make_recording
 from archer_jax.report.rollback import drawing
 from archer_jax.report.rollback import find_rollbacks
 from archer_jax.report.stats import Summary
@@ -147,7 +149,7 @@ class Job:
       n_batches=N_BATCHES if is_file and not options['watch'] else 1,
       in_order=part is None,
       # The example shows what it is an example of.
-      trace=options['trace'] is not None or self.is_example,
+      trace=self.is_example or any(options[name] is not None for name in ('trace', 'report')),
       decode=Watch(self.tokenizer).decode if options['watch'] else None,
       timing=timing,
       mesh=self.mesh,
@@ -193,7 +195,7 @@ class Job:
 
   def _writer(self, stack: contextlib.ExitStack) -> Callable[[list[Result]], None]:
     """What takes results to where they shall go, their traces first: a record says that all of it is done."""
-    target, trace = self.options['output'], self.options['trace']
+    target, traces, reports = (self.options[name] for name in ('output', 'trace', 'report'))
     if target is None:
       write = _TextWriter(self.prompts).write
     elif target == '-':
@@ -203,12 +205,19 @@ class Job:
       write = self.part.write
     else:
       write = stack.enter_context(output.RecordFile(Path(target))).write
-    if trace is None or (self.together and self.group.index):
+    if (traces is None and reports is None) or (self.together and self.group.index):
       return write
 
     def write_with_traces(results):
-      for result in results:
-        output.write_trace(Path(trace), result, resume=self.part is not None)
+      # A refused record has no trace.
+      for result in (result for result in results if result.trace is not None):
+        arrays = output.trace_arrays(result, self.settings, self.tokenizer)
+        if traces is not None:
+          output.write_trace(Path(traces), result, arrays, resume=self.part is not None)
+        # A row whose first step failed has nothing to show.
+        if reports is not None and result.steps:
+          stem = output.file_stem(result.id, result.index)
+          write_report(make_recording(arrays, stem), Path(reports) / stem)
       write(results)
 
     return write_with_traces

@@ -17,6 +17,8 @@ from archer_jax.config import ModelConfig
 MAX_SEED = 2**32 - 1
 # At most gen_length.
 DEFAULT_BLOCK_LENGTH = 64
+# Of the steps that a calibrated kappa holds for.
+DEFAULT_QUANTILE = 0.99
 
 _ALL = CHOICES['decoder']
 _BLOCKS = ('wino', 'llada')
@@ -37,7 +39,7 @@ class SwitchSpec:
   decoders: tuple[str, ...] = _ALL
 
   @property
-  def default(self) -> str | bool:
+  def default(self) -> str | bool | int:
     return next(field.default for field in dataclasses.fields(DecodeConfig) if field.name == self.field)
 
 
@@ -50,32 +52,42 @@ SWITCHES: Mapping[str, SwitchSpec] = {
   'confidence_eos_eot_inf': SwitchSpec('defer_end', 'write end tokens last', _BLOCKS),
   'early_stop': SwitchSpec('early_stop', 'end a row at an end token that no mask stands before'),
   'drift': SwitchSpec('drift', 'how the distance of the canvas from its last refresh is measured'),
+  'anchors': SwitchSpec('anchors', 'refreshes of a row whose prompt is kept; a step takes the nearest'),
+  'on_low_margin': SwitchSpec('on_low_margin', 'when a reuse step whose margin is too small is followed by a refresh'),
 }
 
 # What each refresh rule leaves to the user; no rule reads a name of this table that is not listed for it.
 _EXTRA_CLAUSES = ('refresh_at_block_start', 'max_age')
 _REFRESH_READS = {
-  'archer': ('drift', 'drift_radius', 'min_margin', *_EXTRA_CLAUSES),
+  'archer': ('drift', 'drift_radius', 'min_margin', 'anchors', 'on_low_margin', *_EXTRA_CLAUSES),
   'always': (),
   'once': _EXTRA_CLAUSES,
   'interval': ('refresh_interval', *_EXTRA_CLAUSES),
+  'certified': ('drift', 'drift_radius', 'kappa', 'quantile', 'anchors', 'on_low_margin', *_EXTRA_CLAUSES),
 }
 _REFRESH_NAMES = frozenset(name for names in _REFRESH_READS.values() for name in names)
 
 # Everything that shapes a decoding, by the name of its flag.
-SETTINGS = ('decoder', 'refresh', 'block_length', 'seed', 'chat', *SWITCHES, *KNOBS)
+SETTINGS = ('decoder', 'refresh', 'block_length', 'seed', 'chat', 'quantile', *SWITCHES, *KNOBS)
 
 
 def check_setting(name: str, value: Any) -> Any:
   """Returns `value` as the setting `name` wants it, or raises ValueError naming field, value and what is right."""
+  if name == 'kappa' and not isinstance(value, bool) and isinstance(value, numbers.Real) and not value > 0:
+    # The rule `certified` without the clause would be `once`.
+    raise ValueError(f'kappa must be positive, got {value!r}')
   if name in KNOBS:
     # The one knob that is a switch takes true and false too.
     is_switch = KNOBS[name].integer and KNOBS[name].high == 1
     return KNOBS[name].check(name, int(value) if is_switch and isinstance(value, bool) else value)
   if name == 'seed':
     return _whole(name, value, 0, MAX_SEED)
-  if name == 'block_length':
+  if name in ('block_length', 'anchors'):
     return _whole(name, value, 1, None)
+  if name == 'quantile':
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < 1:
+      raise ValueError(f'quantile must be a number between 0 and 1, both excluded, got {value!r}')
+    return float(value)
   field = SWITCHES[name].field if name in SWITCHES else name
   if field in CHOICES:
     if value not in CHOICES[field]:
@@ -110,6 +122,7 @@ class Settings:
     knobs: every knob's value where a request gives none; None where it follows gen_length.
     seed: what the seeds of rows are made from.
     chat: whether a text is a user's turn of a conversation.
+    quantile: which of the checkpoint's calibrated kappas `certified` takes where none was given.
   """
 
   model: ModelConfig
@@ -117,10 +130,20 @@ class Settings:
   refresh: str
   block_length: int | None
   is_block_length_given: bool
-  switches: Mapping[str, str | bool]
+  switches: Mapping[str, str | bool | int]
   knobs: Mapping[str, float | int | None]
   seed: int
   chat: bool
+  quantile: float = DEFAULT_QUANTILE
+
+  @property
+  def is_calibrated(self) -> bool:
+    """Whether every number is known; `certified` without a kappa still waits for the checkpoint's."""
+    return self.refresh != 'certified' or self.knobs['kappa'] is not None
+
+  def with_kappa(self, kappa: float) -> 'Settings':
+    """The settings with a calibrated kappa."""
+    return dataclasses.replace(self, knobs={**self.knobs, 'kappa': check_setting('kappa', kappa)})
 
   def row(self, given: Mapping[str, Any]) -> dict[str, float | int]:
     """Every knob of a request.
@@ -135,6 +158,8 @@ class Settings:
       if reason := unread(name, self.decoder, self.refresh, self.switches):
         raise ValueError(reason)
     knobs = {**self.knobs, **{name: check_setting(name, value) for name, value in given.items()}}
+    if not self.is_calibrated and 'kappa' not in given:
+      raise ValueError('kappa must be given with refresh certified, or calibrated for the checkpoint')
     length = knobs['gen_length']
     if knobs['steps'] is None:
       knobs['steps'] = length
@@ -149,7 +174,7 @@ class Settings:
 
   def by_name(self) -> dict[str, Any]:
     """Every setting by its user's name."""
-    named = {name: getattr(self, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat')}
+    named = {name: getattr(self, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat', 'quantile')}
     return {**named, **self.switches, **self.knobs}
 
   def config(self, canvas_length: int, **others: Any) -> DecodeConfig:
@@ -197,6 +222,8 @@ def make_settings(
     raise ValueError('refresh_interval must be given with refresh interval')
   clauses = POLICIES[refresh].knobs()
   knobs = {name: wanted.get(name, clauses.get(name, spec.default)) for name, spec in KNOBS.items()}
+  if refresh == 'certified' and 'kappa' not in wanted:
+    knobs['kappa'] = None
   length = knobs['gen_length']
   block_length = None
   if decoder != 'dream':
@@ -212,9 +239,10 @@ def make_settings(
     knobs=knobs,
     seed=wanted.get('seed', 0),
     chat=wanted.get('chat', False),
+    quantile=wanted.get('quantile', DEFAULT_QUANTILE),
   )
   # Both refuse what does not go together.
-  settings.row({})
+  settings.row({} if settings.is_calibrated else {'kappa': 1.0})
   settings.config(length)
   return settings
 

@@ -189,16 +189,30 @@ class Transformer(nn.Module):
     Returns:
       float32 logits [B, R, V], and per layer the keys and values [B, T - key_start, K, H] of the fed rows.
     """
-    x, table, fresh = self._trunk(tokens, positions, attn_mask, kept, key_start)
+    return self.observe(tokens, positions, attn_mask, head_rows=head_rows, kept=kept, key_start=key_start)[:2]
+
+  def observe(
+    self,
+    tokens: Array,
+    positions: Array,
+    attn_mask: Array,
+    *,
+    head_rows: Array | None = None,
+    kept: tuple[KeyValue, ...] | None = None,
+    key_start: int = 0,
+    probe: int | None = None,
+  ) -> tuple[Array, tuple[KeyValue, ...], Array | None]:
+    """A call that also gives the residual stream [B, T, D] behind the first `probe` layers, None for no probe."""
+    x, table, fresh, hidden = self._trunk(tokens, positions, attn_mask, kept, key_start, probe)
     if head_rows is not None:
       x, attn_mask = take_rows(x, head_rows), take_mask_rows(attn_mask, head_rows)
       table = tuple(take_rows(part, head_rows) for part in table)
     x = self.blocks[-1](x, table, self._keys(fresh, kept), attn_mask)
-    return self.head(self.final_norm(x)), fresh
+    return self.head(self.final_norm(x)), fresh, hidden
 
   def key_value(self, tokens: Array, positions: Array, attn_mask: Array) -> tuple[KeyValue, ...]:
     """Keys and values [B, T, K, H] of every layer, without the last layer's attention and without logits."""
-    return self._trunk(tokens, positions, attn_mask, None, 0)[2]
+    return self._trunk(tokens, positions, attn_mask, None, 0, None)[2]
 
   def _table(self, positions: Array) -> KeyValue:
     return rotary_table(positions, self.config.head_dim, self.config.rope_theta)
@@ -210,14 +224,16 @@ class Transformer(nn.Module):
     old, new = kept[len(fresh) - 1], fresh[-1]
     return jnp.concatenate([old[0], new[0]], axis=1), jnp.concatenate([old[1], new[1]], axis=1)
 
-  def _trunk(self, tokens, positions, attn_mask, kept, key_start):
+  def _trunk(self, tokens, positions, attn_mask, kept, key_start, probe):
     """Every layer but the last, and the last one's keys and values."""
     table = self._table(positions)
     key_table = tuple(part[:, key_start:] for part in table)
     x = jnp.take(self.embedding, tokens, axis=0)
-    fresh = ()
+    fresh, hidden = (), None
     for layer, block in enumerate(self.blocks):
+      if layer == probe:
+        hidden = x
       fresh += (block.key_value(x[:, key_start:], key_table),)
       if layer < self.config.n_layers - 1:
         x = block(x, table, self._keys(fresh, kept), attn_mask)
-    return x, table, fresh
+    return x, table, fresh, hidden

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from archer_jax.config import DecodeConfig
 from archer_jax.decode import decode_step
-from archer_jax.refresh import token_drift
+from archer_jax.refresh import plan
 from archer_jax.text import Tokenizer
 from archer_jax.types import DecodeState
 
@@ -30,6 +30,7 @@ MASK_GLYPH = '·'
 NEW_STYLE, TAKEN_BACK_STYLE, REFRESH_STYLE, QUIET_STYLE = 'bold green', 'bold white on red', 'bold magenta', 'dim'
 
 _step = jax.jit(decode_step, static_argnames='cfg', donate_argnames='state')
+_drift = jax.jit(lambda params, state, cfg: plan(params, state, cfg).drift, static_argnames='cfg')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def step_through(params, state: DecodeState, *, cfg: DecodeConfig) -> Iterator[t
     # What a step returns is bound to the device of the parameters; a first state that is not would be another program.
     state = jax.device_put(state, *devices)
   while not (done := jax.device_get(state.done)).all():
-    before, drift = jax.device_get((state.canvas, token_drift(state)))
+    before, drift = jax.device_get((state.canvas, _drift(params, state, cfg=cfg)))
     state = _step(params, state, cfg=cfg)
     after, refreshed, margin, counters = jax.device_get((state.canvas, state.refreshed, state.margin, state.counters))
     yield (

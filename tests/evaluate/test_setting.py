@@ -53,8 +53,11 @@ def test_every_rule_and_decoder_is_a_name():
     ('', ' must be settings between commas'),
     ('always,', ' must be settings between commas'),
     ('always,once, always', ' must name a setting once, got always twice'),
-    ('allways', "'allways' in 'allways' is no refresh rule or decoder; there are archer, always, once, interval, wino"),
-    ('always:3', "always in 'always:3' takes no number; interval, archer, wino, llada, dream do"),
+    (
+      'allways',
+      "'allways' in 'allways' is no refresh rule or decoder; there are archer, always, once, interval, certified, wino",
+    ),
+    ('always:3', "always in 'always:3' takes no number; interval, archer, certified, wino, llada, dream do"),
     ('archer+treshold=0.9', "'treshold' in 'archer\\+treshold=0.9' is no setting; there are decoder, refresh"),
     ('archer+threshold', "'threshold' in 'archer\\+threshold' must be name=value"),
     ('archer+threshold=high', "archer\\+threshold=high: threshold must be a number in \\[0, 1\\], got 'high'"),

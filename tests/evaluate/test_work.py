@@ -29,10 +29,10 @@ BATCH, PROMPT, CANVAS, BLOCK = 2, 160, 48, 16
 
 def passes_of(steps):
   """The passes of steps that are written as a letter a row: R refreshes, - reuses, . is done."""
-  passes = Passes(refresh=jnp.int32(0), reuse=jnp.int32(0), row=jnp.int32(0))
+  passes = Passes(refresh=jnp.int32(0), reuse=jnp.int32(0), row=jnp.int32(0), redo=jnp.int32(0))
   for step in steps:
     rows = np.array(list(step))
-    passes = work.add_step(passes, jnp.asarray(rows == 'R'), jnp.asarray(rows == '.'))
+    passes = work.add_step(passes, jnp.asarray(rows == 'R'), jnp.asarray(rows == '.'), jnp.asarray(rows == 'r'))
   return dataclasses.asdict(jax.tree.map(int, passes))
 
 
@@ -49,10 +49,17 @@ def passes_of(steps):
     (['R.', '-.', '-.'], 1, 2, 0),
     # A filler row is done from the start.
     (['RR.', '-R.', 'R-.'], 1, 2, 2),
+    # A row that refreshes after its reuse had a part in the reuse of all.
+    (['RRR', 'r-r', 'Rr-'], 1, 2, 1),
   ],
 )
 def test_steps_by_hand(steps, refresh, reuse, row):
-  assert passes_of(steps) == {'refresh': refresh, 'reuse': reuse, 'row': row}
+  assert passes_of(steps) == {
+    'refresh': refresh,
+    'reuse': reuse,
+    'row': row,
+    'redo': sum(step.count('r') for step in steps),
+  }
 
 
 def test_the_loop_counts_what_its_trace_shows(text):
@@ -147,5 +154,5 @@ def test_a_batch_of_one_has_no_row_passes():
   cfg = DecodeConfig(model=WIDE, decoder='llada', canvas_length=CANVAS, block_length=BLOCK)
   one, two = (work.pass_operations(cfg, batch, PROMPT) for batch in (1, 2))
   assert (one.row, 2 * one.refresh, 2 * one.reuse) == (0, two.refresh, two.reuse)
-  cost = work.total(Passes(refresh=np.int32(2), reuse=np.int32(3), row=np.int32(5)), two)
+  cost = work.total(Passes(refresh=np.int32(2), reuse=np.int32(3), row=np.int32(5), redo=np.int32(0)), two)
   assert cost == 2 * two.refresh + 3 * two.reuse + 5 * two.row

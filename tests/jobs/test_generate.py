@@ -208,7 +208,10 @@ def test_traces(generate):
     assert {name: array.shape for name, array in trace.items()} == {
       'canvas_after_step': (result.steps, result.canvas_tokens),
       **dict.fromkeys(
-        ('refresh_per_step', 'accept_per_step', 'remask_per_step', 'drift_per_step', 'age_per_step', 'margin_per_step'),
+        (
+          *('refresh_per_step', 'accept_per_step', 'remask_per_step', 'drift_per_step', 'age_per_step'),
+          *('margin_per_step', 'reason_per_step'),
+        ),
         (result.steps,),
       ),
     }

@@ -7,9 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from text_model import CONFIG
 
 from archer_jax.jobs import output
 from archer_jax.jobs.generate import Result
+from archer_jax.jobs.settings import make_settings
+from archer_jax.types import Reason
 
 
 def result(id, index=0, **fields):
@@ -70,18 +73,21 @@ def test_a_dangling_link_is_not_followed(tmp_path):
     output.check_new_file('output', tmp_path / 'link')
 
 
-def test_trace_folders(tmp_path):
+@pytest.mark.parametrize(('field', 'kind', 'file'), [('trace', 'traces', '0.npz'), ('report', 'reports', '0.html')])
+def test_folders_of_traces_and_reports(tmp_path, field, kind, file):
+  check = lambda folder, **others: output.check_result_folders({'trace': None, 'report': None, field: folder}, **others)
   folder = tmp_path / 'a' / 'b'
-  output.check_trace_folder(folder)
+  check(folder)
   (folder / 'notes.txt').write_text('other files are welcome')
-  output.check_trace_folder(folder)
-  (folder / '0.npz').touch()
-  with pytest.raises(ValueError, match='has traces in it already'):
-    output.check_trace_folder(folder)
+  check(folder)
+  (folder / file).touch()
+  with pytest.raises(ValueError, match=f'{field} .* has {kind} in it already'):
+    check(folder)
+  check(folder, resume=True)
+  with pytest.raises(ValueError, match=f'{field} .* cannot be made'):
+    check(folder / 'notes.txt')
   with pytest.raises(ValueError, match='cannot be made'):
-    output.check_trace_folder(folder / 'notes.txt')
-  with pytest.raises(ValueError, match='cannot be made'):
-    output.check_trace_folder(folder / 'notes.txt' / 'x')
+    check(folder / 'notes.txt' / 'x')
 
 
 @pytest.mark.parametrize(
@@ -97,13 +103,28 @@ def test_trace_folders(tmp_path):
   ],
 )
 def test_trace_files(tmp_path, id, file, inside):
-  output.write_trace(tmp_path, result(id, 5))
+  given = result(id, 5)
+  output.write_trace(tmp_path, given, output.trace_arrays(given, make_settings(CONFIG, {}), None))
   assert os.listdir(tmp_path) == [file]
   with np.load(tmp_path / file, allow_pickle=False) as arrays:
     assert arrays['id'].item() == inside
     assert arrays['canvas_after_step'].shape == (2, 3)
 
 
-def test_a_refused_record_has_no_trace_file(tmp_path):
-  output.write_trace(tmp_path, result('a', trace=None))
-  assert os.listdir(tmp_path) == []
+def test_what_a_trace_says_of_itself(text):
+  _, _, tokenizer = text
+  letters = tokenizer.encode('ba')
+  steps = np.array([[CONFIG.mask_id, letters[0]], [letters[1], letters[0]]], np.int32)
+  given = result(0, trace={'canvas_after_step': steps}, prompt_ids=letters, knobs={'drift_radius': 0.5})
+  arrays = output.trace_arrays(given, make_settings(CONFIG, {'refresh': 'archer'}), tokenizer)
+  ids = sorted({CONFIG.mask_id, *letters})
+  assert arrays['token_ids'].tolist() == ids and arrays['mask_id'] == CONFIG.mask_id
+  assert dict(zip(ids, arrays['token_texts'].tolist(), strict=True))[letters[0]] == 'b'
+  assert arrays['prompt_ids'].tolist() == letters
+  settings = json.loads(arrays['settings'].item())
+  # The request's own, over the run's.
+  assert (settings['refresh'], settings['drift_radius']) == ('archer', 0.5)
+  # Bit by bit.
+  assert [1 << bit for bit, _ in enumerate(arrays['reason_names'])] == [reason.value for reason in Reason]
+  assert arrays['reason_names'][0] == 'first'
+  assert 'token_texts' not in output.trace_arrays(given, make_settings(CONFIG, {}), None)

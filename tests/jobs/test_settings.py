@@ -71,7 +71,8 @@ _VALUES = {
   'cfg_scale': 1.0, 'alg_temp': 0.5, 'refresh_interval': 2, 'refresh_at_block_start': True, 'drift_radius': 0.5,
   'min_margin': 0.5, 'max_age': 3, 'gen_length': 64, 'block_length': 16, 'mask_prediction': 'official',
   'shadow': 'self', 'remasking': 'random', 'alg': 'origin', 'logits_eos_inf': True, 'confidence_eos_eot_inf': True,
-  'early_stop': False, 'drift': 'token', 'seed': 1, 'chat': True,
+  'early_stop': False, 'drift': 'token', 'seed': 1, 'chat': True, 'kappa': 2.0, 'quantile': 0.9, 'anchors': 2,
+  'on_low_margin': 'same_step',
 }  # fmt: skip
 _WINO, _LLADA, _DREAM = {'wino'}, {'llada'}, {'dream'}
 _DECODERS = {
@@ -79,9 +80,11 @@ _DECODERS = {
   'top_k': _DREAM, 'cfg_scale': _LLADA, 'alg_temp': _DREAM, 'block_length': _WINO | _LLADA, 'shadow': _WINO,
   'remasking': _LLADA, 'alg': _DREAM, 'logits_eos_inf': _WINO | _LLADA, 'confidence_eos_eot_inf': _WINO | _LLADA,
 }  # fmt: skip
+_BY_DRIFT, _ALL_BUT_ALWAYS = {'archer', 'certified'}, {'archer', 'once', 'interval', 'certified'}
 _RULES = {
-  'refresh_interval': {'interval'}, 'drift': {'archer'}, 'drift_radius': {'archer'}, 'min_margin': {'archer'},
-  'refresh_at_block_start': {'archer', 'once', 'interval'}, 'max_age': {'archer', 'once', 'interval'},
+  'refresh_interval': {'interval'}, 'drift': _BY_DRIFT, 'drift_radius': _BY_DRIFT, 'anchors': _BY_DRIFT,
+  'on_low_margin': _BY_DRIFT, 'min_margin': {'archer'}, 'kappa': {'certified'}, 'quantile': {'certified'},
+  'refresh_at_block_start': _ALL_BUT_ALWAYS, 'max_age': _ALL_BUT_ALWAYS,
 }  # fmt: skip
 
 
@@ -92,7 +95,7 @@ def test_every_setting_is_in_the_table_of_this_test():
 @pytest.mark.parametrize('name', _VALUES)
 def test_what_nothing_reads_is_refused(name):
   for model, decoder in ((CONFIG, 'wino'), (CONFIG, 'llada'), (DREAM, 'dream')):
-    for refresh in ('archer', 'always', 'once', 'interval'):
+    for refresh in ('archer', 'always', 'once', 'interval', 'certified'):
       given = {'decoder': decoder, 'refresh': refresh, name: _VALUES[name]}
       if refresh == 'interval':
         given.setdefault('refresh_interval', 2)
@@ -126,6 +129,12 @@ def test_orders_without_a_score_refuse_what_would_change_it():
     ({'decoder': 'dream'}, 'decoder must be wino or llada'),
     ({'refresh': 'never'}, 'refresh must be one of archer, always, once, interval'),
     ({'refresh': 'interval'}, 'refresh_interval must be given'),
+    ({'refresh': 'certified', 'kappa': 0}, 'kappa must be positive, got 0'),
+    ({'refresh': 'certified', 'kappa': -1.0}, 'kappa must be positive, got -1.0'),
+    ({'refresh': 'certified', 'quantile': 1}, 'quantile must be a number between 0 and 1, both excluded, got 1'),
+    ({'anchors': 0}, 'anchors must be an integer at least 1, got 0'),
+    ({'anchors': 1.5}, 'anchors must be an integer at least 1, got 1.5'),
+    ({'on_low_margin': 'never'}, 'on_low_margin must be one of next_step, same_step'),
     ({'drift_radius': 1.5}, r'drift_radius must be a number in \[0, 1\], got 1.5'),
     ({'drift_radius': -0.1}, r'drift_radius must be a number in \[0, 1\], got -0.1'),
     ({'threshold': 2}, r'threshold must be a number in \[0, 1\], got 2'),
@@ -144,6 +153,18 @@ def test_orders_without_a_score_refuse_what_would_change_it():
 def test_wrong_settings(given, message):
   with pytest.raises(ValueError, match=message):
     make_settings(CONFIG, given)
+
+
+def test_certified_waits_for_its_kappa():
+  settings = make_settings(CONFIG, {'refresh': 'certified'})
+  assert not settings.is_calibrated
+  with pytest.raises(ValueError, match='kappa must be given with refresh certified, or calibrated'):
+    settings.row({})
+  assert settings.row({'kappa': 2.0})['kappa'] == settings.with_kappa(2.0).row({})['kappa'] == 2.0
+  given = make_settings(CONFIG, {'refresh': 'certified', 'kappa': 3})
+  assert given.is_calibrated and given.row({})['kappa'] == 3.0
+  pooled = make_settings(CONFIG, {'anchors': 3, 'on_low_margin': 'same_step'}).config(16)
+  assert (pooled.anchors, pooled.on_low_margin) == (3, 'same_step')
 
 
 def test_an_unknown_setting():

@@ -13,17 +13,23 @@ from archer_jax.config import ModelConfig
 from archer_jax.config import RefreshPolicy
 from archer_jax.decode import init_state
 from archer_jax.refresh import changed_positions
-from archer_jax.refresh import needs_refresh
+from archer_jax.refresh import reasons
 from archer_jax.refresh import token_drift
 from archer_jax.types import Knobs
+from archer_jax.types import Reason
 
 ALWAYS, ONCE = POLICIES['always'], POLICIES['once']
 MASK = 15
-needs_refresh = jax.jit(needs_refresh)
 
 
-def make_state(policy, batch=1, length=8, **knobs):
-  """Rows before their first step, under one policy or a list of them."""
+@jax.jit
+def needs_refresh(state):
+  cfg = config(state.canvas.shape[1])
+  return reasons(state, token_drift(None, state, cfg), cfg) != 0
+
+
+def config(length=8, **changes):
+  """A program of a model that is never run."""
   model = ModelConfig(
     family='llada',
     vocab_size=16,
@@ -42,7 +48,12 @@ def make_state(policy, batch=1, length=8, **knobs):
     pad_id=14,
     logit_alignment='same_position',
   )
-  cfg = DecodeConfig(model=model, decoder='llada', canvas_length=length, block_length=length)
+  return DecodeConfig(model=model, decoder='llada', canvas_length=length, block_length=length, **changes)
+
+
+def make_state(policy, batch=1, length=8, cfg=None, **knobs):
+  """Rows before their first step, under one policy or a list of them."""
+  cfg = cfg or config(length)
   prompt = np.ones((batch, 2), np.int32)
   knobs = {'gen_length': length} | policy.knobs() | knobs
   return init_state(prompt, prompt.astype(bool), Knobs.make(batch, **knobs), np.zeros(batch, np.uint32), cfg=cfg)
@@ -120,7 +131,7 @@ def test_a_row_without_an_anchor_refreshes_and_a_finished_one_does_not():
   assert needs_refresh(state).tolist() == [True, False]
   # No drift without an anchor, though the fresh cache's anchor holds something.
   state = dataclasses.replace(state, canvas=jnp.zeros_like(state.canvas))
-  assert token_drift(state).tolist() == [0, 0]
+  assert token_drift(None, state, None).tolist() == [0, 0]
 
 
 def anchored(policy, canvas, anchor, **knobs):
@@ -144,7 +155,7 @@ def test_drift_at_equality_is_no_drift_for_every_count_of_every_length():
   state = anchored(ONCE, canvas, anchor, gen_length=g, drift_radius=(k / g).astype(np.float32))
   np.testing.assert_array_equal(changed_positions(state), c)
   np.testing.assert_array_equal(needs_refresh(state), c > k)
-  np.testing.assert_allclose(token_drift(state), c / g, rtol=1e-6)
+  np.testing.assert_allclose(token_drift(None, state, None), c / g, rtol=1e-6)
 
 
 def test_drift_radius_given_in_decimals():
@@ -211,3 +222,45 @@ def test_rows_decide_for_themselves():
 def test_a_policy_out_of_range_is_refused_by_name(field, value, message):
   with pytest.raises(ValueError, match=message):
     RefreshPolicy(**{field: value}).knobs()
+
+
+@pytest.mark.parametrize(
+  ('margin', 'drift', 'kappa', 'fails'),
+  [
+    (1.0, 0.5, 2.0, True),
+    (1.001, 0.5, 2.0, False),
+    (0.5, 0.5, 2.0, True),
+    (1.0, 0.5, 0.0, False),
+    (np.inf, 0.5, 2.0, False),
+    (np.nan, 0.5, 2.0, True),
+  ],
+)
+def test_certificate_clause(margin, drift, kappa, fails):
+  """The last step reused with a margin of at most kappa times its drift."""
+  anchor, canvas = np.full((1, 8), 3), np.full((1, 8), 3)
+  canvas[0, 7] = 4
+
+  def clauses(canvas, refreshed=False, cfg=None):
+    state = anchored(RefreshPolicy(kappa=kappa), canvas, anchor)
+    number = lambda value: jnp.array([value], jnp.float32)
+    state = dataclasses.replace(state, refreshed=jnp.array([refreshed]), margin=number(margin), drift=number(drift))
+    return int(reasons(state, state.drift, cfg or config())[0])
+
+  assert clauses(canvas) == (Reason.CERTIFICATE if fails else 0)
+  # A refresh needs no certificate, nor does a canvas that is its anchor again; with same_step nothing is left to do.
+  assert clauses(canvas, refreshed=True) == clauses(anchor) == 0
+  assert clauses(canvas, cfg=config(on_low_margin='same_step')) == 0
+
+
+def test_every_clause_has_its_bit():
+  canvas, anchor = np.full((1, 8), 4), np.full((1, 8), 3)
+  policy = RefreshPolicy(interval=2, max_age=2, drift_radius=0.5, min_margin=1.0, at_block_start=True, kappa=1.0)
+  state = anchored(policy, canvas, anchor)
+  state = dataclasses.replace(
+    state, margin=jnp.zeros_like(state.margin), drift=jnp.ones_like(state.drift), block_step=state.block_step * 0
+  )
+  clauses = lambda state: Reason(int(reasons(state, token_drift(None, state, None), config())[0]))
+  everything = Reason.INTERVAL | Reason.BLOCK_START | Reason.MAX_AGE | Reason.DRIFT | Reason.MARGIN | Reason.CERTIFICATE
+  assert clauses(state) == everything
+  assert clauses(make_state(ONCE)) == Reason.FIRST
+  assert clauses(dataclasses.replace(state, done=jnp.array([True]))) == 0

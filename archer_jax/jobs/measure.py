@@ -1,0 +1,217 @@
+"""What kept prompts change, measured: along real decodings, a fresh and a kept forward of the same step.
+
+Axes: B batch, R decision rows, V vocab.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+from jax import Array
+import jax.numpy as jnp
+import numpy as np
+
+from archer_jax import cache as cache_lib
+from archer_jax import refresh
+from archer_jax.config import DecodeConfig
+from archer_jax.decode import decode_step
+from archer_jax.decoders import DECODERS
+from archer_jax.decoders import base
+from archer_jax.types import DecodeState
+
+# With which a fitted kappa holds for its share of the steps.
+CONFIDENCE = 0.95
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observation:
+  """One step of every row; what is said of the error is of use where `reused` holds."""
+
+  reused: Array  # bool [B], live rows whose step read kept keys and values of another canvas
+  at_anchor: Array  # bool [B], live rows whose step read kept ones of this very canvas
+  seed: Array  # uint32 [B], names the row
+  drift: Array  # float32 [B], of the canvas that was read
+  age: Array  # int32 [B]
+  error: Array  # float32 [B], e: half the range of the logits' differences, the largest over the rows that decide
+  margin: Array  # float32 [B], of the kept forward's decision
+  differs: Array  # bool [B], whether the fresh forward decides otherwise
+
+
+def observed_step(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[DecodeState, Observation]:
+  """A step as `decode_step` takes it, and what a full forward in its place would have given."""
+  decoder = DECODERS[cfg.decoder]
+  plan = refresh.plan(params, state, cfg)
+  now, need = plan.state, plan.reason != 0
+  index = decoder.decision_index(now, cfg)
+  kept, cache, _ = cache_lib.forward(params, now, need, index, cfg)
+  fresh, _, _ = cache_lib.forward(params, now, ~now.done, index, cfg)
+  drift = plan.drift
+  if cfg.probe is not None:
+    drift = refresh.DRIFTS[cfg.drift](params, dataclasses.replace(now, cache=cache), cfg)
+  mine, full = (decoder.update(now, index, logits, cfg) for logits in (kept, fresh))
+  parts = ((mine.canvas, full.canvas), (mine.pending, full.pending), (mine.last_accept, full.last_accept))
+  differs = functools.reduce(jnp.logical_or, [_any(a != b) for a, b in parts], mine.block_done != full.block_done)
+  away = refresh.changed_positions(now) > 0
+  observation = Observation(
+    reused=~now.done & ~need & away,
+    at_anchor=~now.done & ~need & ~away,
+    seed=now.seed,
+    drift=drift,
+    age=plan.age,
+    error=_error(now, index, kept, fresh, cfg),
+    margin=mine.margin,
+    differs=differs,
+  )
+  return decode_step(params, state, cfg=cfg), observation
+
+
+def _any(flags: Array) -> Array:
+  return flags if flags.ndim == 1 else jnp.any(flags, axis=1)
+
+
+def _error(state: DecodeState, index: Array, kept: Array, fresh: Array, cfg: DecodeConfig) -> Array:
+  """float32 [B]: e over the rows whose logits the decision reads."""
+  open_columns = state.pending if cfg.decoder == 'wino' else base.mask_positions(state, cfg)
+  end = base.block_end(state, cfg)[:, None]
+  reads = base.from_canvas(open_columns, index, False) & (index < end)
+  if cfg.shadow_length:
+    twin = base.block_index(state, cfg)
+    standing = (twin < end) & ~base.from_canvas(state.pending, twin, True)
+    reads = jnp.concatenate([reads, standing], axis=1)
+  difference = kept - fresh
+  spread = (jnp.max(difference, axis=-1) - jnp.min(difference, axis=-1)) / 2
+  return jnp.max(jnp.where(reads, spread, 0), axis=1)
+
+
+_step = jax.jit(observed_step, static_argnames='cfg', donate_argnames='state')
+
+
+class Recorder:
+  """Decodes in the place of `archer_jax.decode` and remembers every step."""
+
+  def __init__(self):
+    self._rows: list[dict[str, np.ndarray]] = []
+
+  def decode(self, params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState:
+    """Steps until every row is done; the state is donated."""
+    # What a step returns is bound to the device of the parameters; a first state that is not would be another program.
+    state = jax.device_put(state, *jax.tree.leaves(params)[0].devices())
+    while not np.all(jax.device_get(state.done)):
+      state, observation = _step(params, state, cfg=cfg)
+      host = jax.device_get(observation)
+      took = host.reused | host.at_anchor
+      self._rows.append({f.name: getattr(host, f.name)[took] for f in dataclasses.fields(host)})
+    return state
+
+  def steps(self) -> dict[str, np.ndarray]:
+    """Every reuse step, [n] arrays by the names of `Observation`."""
+    names = [field.name for field in dataclasses.fields(Observation)]
+    return {name: np.concatenate([rows[name] for rows in self._rows] or [np.zeros(0)]) for name in names}
+
+
+def needed_samples(quantile: float) -> int:
+  """The fewest samples from which a bound for that share of the steps follows: q^n <= 1 - confidence."""
+  return math.ceil(math.log(1 - CONFIDENCE) / math.log(quantile))
+
+
+def _allowed_beyond(n: int, quantile: float) -> int:
+  """The largest r with P(Binomial(n, 1 - quantile) <= r) <= 1 - confidence: samples that may lie beyond the bound."""
+  odds = math.log1p(-quantile) - math.log(quantile)
+  term = total = n * math.log(quantile)
+  r = 0
+  # In logarithms, since the first terms underflow.
+  while r < n:
+    term += math.log(n - r) - math.log(r + 1) + odds
+    total = float(np.logaddexp(total, term))
+    if total > math.log(1 - CONFIDENCE):
+      break
+    r += 1
+  return r
+
+
+def fit_kappa(error: np.ndarray, drift: np.ndarray, quantile: float) -> float:
+  """The kappa with e <= kappa * drift in a share `quantile` of the steps.
+
+  It is an order statistic of e / drift, chosen so that a further step keeps the bound with at least that probability,
+  at 95 % confidence, whatever the distribution; for steps that are independent (Wilks 1941).
+
+  Args:
+    error: e of each step, [n].
+    drift: of each step, [n].
+    quantile: in (0, 1).
+
+  Raises:
+    ValueError: a quantile out of range, too few steps for it, or no finite kappa.
+  """
+  if not 0 < quantile < 1:
+    raise ValueError(f'quantile must be between 0 and 1, both excluded, got {quantile}')
+  n = len(error)
+  if n < needed_samples(quantile):
+    raise ValueError(
+      f'quantile {quantile} needs at least {needed_samples(quantile)} reuse steps away from their anchor, got {n}: '
+      'give more prompts or a smaller quantile'
+    )
+  with np.errstate(divide='ignore', invalid='ignore'):
+    ratio = np.where(error > 0, error.astype(np.float64) / drift, 0.0)
+  kappa = float(np.sort(ratio)[n - 1 - _allowed_beyond(n, quantile)])
+  if not math.isfinite(kappa):
+    share = np.mean((drift == 0) & (error > 0))
+    raise ValueError(f'no kappa bounds the error at quantile {quantile}: at {share:.1%} of the steps the drift is 0')
+  return kappa
+
+
+def violations(steps: Mapping[str, np.ndarray], kappa: float) -> dict[str, int]:
+  """What a kappa gets wrong on steps.
+
+  Returns:
+    `beyond`, steps with e > kappa * drift; `certified`, those with margin > kappa * drift; and `wrong`, those of the
+    certified ones at which a fresh forward decides otherwise.
+  """
+  bound = kappa * steps['drift'].astype(np.float64)
+  certified = steps['margin'] > bound
+  return {
+    'beyond': int(np.sum(steps['error'] > bound)),
+    'certified': int(np.sum(certified)),
+    'wrong': int(np.sum(certified & steps['differs'])),
+  }
+
+
+def calibrate(steps: Mapping[str, np.ndarray], quantiles: Sequence[float]) -> dict[str, Any]:
+  """Fits a kappa for each quantile, and says what one from half of the rows does on the other half.
+
+  Args:
+    steps: from `Recorder.steps`.
+    quantiles: in (0, 1), ascending or not.
+
+  Raises:
+    ValueError: as `fit_kappa`.
+  """
+  at_anchor = int(np.sum(steps['at_anchor']))
+  steps = {name: values[steps['reused'].astype(bool)] for name, values in steps.items()}
+  kappas = {str(quantile): fit_kappa(steps['error'], steps['drift'], quantile) for quantile in quantiles}
+  half = np.isin(steps['seed'], np.unique(steps['seed'])[::2])
+  held_out = {}
+  for quantile in quantiles:
+    parts = []
+    for side in (half, ~half):
+      inside, outside = ({name: values[flags] for name, values in steps.items()} for flags in (side, ~side))
+      if len(inside['error']) >= needed_samples(quantile):
+        kappa = fit_kappa(inside['error'], inside['drift'], quantile)
+        parts.append({'steps': len(outside['error']), **violations(outside, kappa)})
+    # Absent where half of the steps are too few.
+    if len(parts) == 2:
+      held_out[str(quantile)] = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+  return {
+    'kappa': kappas,
+    'confidence': CONFIDENCE,
+    'steps': len(steps['error']),
+    'steps_at_anchor': at_anchor,
+    'steps_decided_otherwise': int(np.sum(steps['differs'])),
+    'held_out': held_out,
+    'largest': {name: float(np.max(steps[name])) for name in ('error', 'drift', 'age')},
+  }

@@ -1,0 +1,125 @@
+"""The pool of anchors: which one a step takes, that it is as good as when it was kept, and what it costs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+
+from archer_jax.refresh import plan
+
+LENGTHS = (3, 17, 5, 64)
+
+
+@pytest.fixture(params=['wino', 'llada', 'dream', 'guided'])
+def setting(request):
+  golden = request.getfixturevalue('dream_tiny' if request.param == 'dream' else 'llada_tiny')
+  decoder = 'llada' if request.param == 'guided' else request.param
+  changes = {'guidance': True} if request.param == 'guided' else {}
+  return golden.params, lambda anchors: programs.config(golden, decoder, anchors=anchors, **changes)
+
+
+def shown(state, canvas):
+  """The state as if the row's canvas were this one."""
+  canvas = jnp.asarray(np.broadcast_to(canvas, state.canvas.shape), jnp.int32)
+  return dataclasses.replace(state, canvas=canvas, pending=canvas == canvas[0, -1], block_step=state.block_step * 0)
+
+
+def visit(params, cfg, names, rows=4):
+  """Shows a row canvases A, B, ... one a step; returns the states after each and the logits."""
+  state = programs.start(programs.prompts(1, LENGTHS[:rows]), cfg, drift_radius=0.2, cfg_scale=1.0 * cfg.guidance)
+  mask, states = cfg.model.mask_id, []
+  canvas = {name: np.full(cfg.canvas_length, mask) for name in 'ABC'}
+  for name, token in (('B', 40), ('C', 77)):
+    canvas[name][:10] = token
+  # Near A, within the radius.
+  canvas['a'] = canvas['A'].copy()
+  canvas['a'][:2] = 9
+  for name in names:
+    state, logits = programs.stepper(cfg, False)(params, shown(state, canvas[name]))
+    states.append((state, logits))
+    state = dataclasses.replace(state, block=state.block * 0, done=state.done & False, status=state.status * 0)
+  return states
+
+
+def test_there_and_back_refreshes_again_with_one_anchor_and_takes_the_kept_one_with_two(setting):
+  params, config = setting
+  refreshed = lambda states: [bool(state.refreshed.all()) for state, _ in states]
+  assert refreshed(visit(params, config(1), 'ABA')) == [True, True, True]
+  states = visit(params, config(2), 'ABABa')
+  assert refreshed(states) == [True, True, False, False, False]
+  first, kept = states[0], states[2]
+  # The very keys and values of then, hence the logits of then.
+  for cache, other in ((first[0].cache, kept[0].cache), (first[0].cache_uncond, kept[0].cache_uncond)):
+    for a, b in zip(*(c.k + c.v if c else () for c in (cache, other)), strict=True):
+      np.testing.assert_array_equal(a, b)
+  np.testing.assert_allclose(first[1], kept[1], atol=1e-4)
+  assert [state.cache.age[0].item() for state, _ in states] == [1, 1, 3, 3, 5]
+  np.testing.assert_array_equal(states[-1][0].counters.refreshes, 2)
+
+
+def test_the_least_recently_used_anchor_makes_room(setting):
+  params, config = setting
+  refreshed = lambda names, n: [bool(state.refreshed[0]) for state, _ in visit(params, config(n), names, rows=1)]
+  # C takes the place of A, which was left before B; then A that of B.
+  assert refreshed('ABCBA', 2) == [True, True, True, False, True]
+  assert refreshed('ABCABC', 3) == [True, True, True, False, False, False]
+
+
+def test_an_anchor_made_anew_stands_once(setting):
+  """A refresh at a canvas that has an anchor replaces that one, wherever it stands, and keeps the others."""
+  params, config = setting
+  state = visit(params, config(3), 'ABC', rows=1)[-1][0]
+  state = programs.set_knobs(state, refresh_interval=1)
+  state, _ = programs.stepper(config(3), False)(params, shown(state, state.cache.pool.anchor[0, 0]))
+  assert bool(state.refreshed[0])
+  anchors = {tuple(row) for row in [*np.asarray(state.cache.pool.anchor[0]), np.asarray(state.cache.anchor[0])]}
+  assert len(anchors) == 3
+  assert sorted([*state.cache.pool.age[0].tolist(), state.cache.age[0].item()]) == [1, 2, 3]
+
+
+def test_an_anchor_that_is_too_old_is_not_taken(llada_tiny):
+  cfg = programs.config(llada_tiny, 'llada', anchors=2)
+  state = visit(llada_tiny.params, cfg, 'AB')[-1][0]
+  state = shown(state, np.full(cfg.canvas_length, cfg.model.mask_id))
+  state = dataclasses.replace(state, done=state.done & False)
+  # The anchor A is two steps old.
+  for max_age, takes in ((0, True), (3, True), (2, False)):
+    found = plan(llada_tiny.params, programs.set_knobs(state, max_age=max_age), cfg)
+    assert bool((found.reason == 0).all()) == takes, max_age
+
+
+@pytest.mark.parametrize('drift', ['token', 'hidden'])
+def test_rows_choose_for_themselves(llada_tiny, drift):
+  cfg = programs.config(llada_tiny, 'wino', anchors=3, drift=drift)
+  ids = programs.prompts(5, (9, 30, 17))
+  knobs = {'drift_radius': np.array([0.1, 0.3, 0.2], np.float32)}
+  together = programs.loop(cfg)(llada_tiny.params, programs.start(ids, cfg, threshold_back=0.99, **knobs))
+  row = 1
+  alone = programs.start(
+    ids[row : row + 1], cfg, seeds=[row], threshold_back=0.99, drift_radius=knobs['drift_radius'][1]
+  )
+  alone = programs.loop(cfg)(llada_tiny.params, alone)
+  np.testing.assert_array_equal(alone.canvas[0], together.canvas[row])
+  np.testing.assert_array_equal(alone.trace.age[0], together.trace.age[row])
+
+
+def test_memory_is_that_of_n_prompt_caches(llada_tiny):
+  size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+  def parts(anchors, **changes):
+    state = programs.start(
+      programs.prompts(1, LENGTHS), programs.config(llada_tiny, 'llada', anchors=anchors, **changes)
+    )
+    pools = [cache.pool for cache in (state.cache, state.cache_uncond) if cache and cache.pool]
+    kept = size([(cache.k, cache.v) for cache in [state.cache, state.cache_uncond, *pools] if cache])
+    # What an anchor is known by: its canvas, its age and its last use.
+    names = size([(pool.anchor, pool.age, pool.used) for pool in pools])
+    return kept, size(state) - kept - names
+
+  for changes in ({}, {'guidance': True}):
+    one, rest = parts(1, **changes)
+    for n in (2, 4):
+      assert parts(n, **changes) == (n * one, rest)
