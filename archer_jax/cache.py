@@ -58,6 +58,12 @@ def empty_cache(prompt_valid: Array, cfg: DecodeConfig) -> PromptCache:
   )
 
 
+def kept_bytes(batch: int, prompt_length: int, cfg: DecodeConfig) -> int:
+  """Bytes of the prompt keys and values of a batch: anchors x 2 L P K H numbers a row, under guidance twice."""
+  numbers = 2 * cfg.model.n_layers * prompt_length * cfg.model.n_kv_heads * cfg.model.head_dim
+  return batch * cfg.anchors * (1 + cfg.guidance) * numbers * jnp.dtype(cfg.dtype).itemsize
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
   """The rows of a forward: tokens and positions [B, T], mask [B, 1, T, T]."""

@@ -98,6 +98,7 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
   runtime.set_up()
   # From here on JAX is there.
   import numpy as np
+  from tqdm import tqdm
 
   from archer_jax import checkpoint
   from archer_jax.jobs import measure
@@ -120,10 +121,12 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
     chunks = decode_requests(
       params, tokenizer, settings, entries, batch_size=options['batch_size'], decode=recorder.decode
     )
-    for results in chunks:
-      for result in results:
-        if result.error is not None:
-          raise OSError(f'record {result.index}: {result.error}')
+    with tqdm(total=len(entries), unit='prompt') as bar:
+      for results in chunks:
+        for result in results:
+          if result.error is not None:
+            raise OSError(f'record {result.index}: {result.error}')
+        bar.update(len(results))
     steps = recorder.steps()
     try:
       fitted = measure.calibrate(steps, quantiles)

@@ -21,6 +21,7 @@ from archer_jax.evaluate.record import base_of
 from archer_jax.evaluate.record import records
 from archer_jax.evaluate.setting import DEFAULT_N
 from archer_jax.evaluate.setting import Command
+from archer_jax.jobs import calibration
 from archer_jax.jobs.generate import Timing
 from archer_jax.spelling import check_spelling
 from archer_jax.tasks.sources import GENERATED
@@ -108,7 +109,7 @@ def prepare(command: Command, dtype: str, facts: Callable[[], Mapping[str, Any]]
   if tokenizer is None:
     raise ValueError(f'checkpoint {folder} must have a tokenizer, since tasks are texts')
   sources = _open_sources(command, tokenizer)
-  plans = [_plan(command, source, tokenizer) for source in sources]
+  plans = [_plan(command, source, tokenizer, dtype) for source in sources]
   _, params, _ = checkpoint.load(options['checkpoint'], dtype=dtype)
   known = {
     'checkpoint': 'bundled' if options['checkpoint'] is None else folder.name,
@@ -141,7 +142,7 @@ def _open_sources(command: Command, tokenizer: Tokenizer) -> list[Source]:
   ]
 
 
-def _plan(command: Command, source: Source, tokenizer: Tokenizer) -> Plan:
+def _plan(command: Command, source: Source, tokenizer: Tokenizer, dtype: str) -> Plan:
   """Draws a task's problems and makes its requests."""
   n = command.options['n']
   problems = source.problems(DEFAULT_N if n is None and source.name in GENERATED else n, command.base.get('seed', 0))
@@ -157,6 +158,8 @@ def _plan(command: Command, source: Source, tokenizer: Tokenizer) -> Plan:
   # One block, whatever the checkpoint recommends for the task that it recommends settings for.
   known = {} if source.gen_length is None else dict.fromkeys(('gen_length', 'block_length'), source.gen_length)
   settings = dataclasses.replace(command, base={**command.base, 'chat': source.chat}).complete(known)
+  calibrated = lambda setting: calibration.calibrated(setting, command.options['checkpoint'], command.manifest, dtype)
+  settings = {label: calibrated(setting) for label, setting in settings.items()}
   length = min(setting.knobs['gen_length'] for setting in settings.values())
   answers = [len(tokenizer.encode(problem.answer)) for problem in problems]
   if longer := sum(answer > length for answer in answers):

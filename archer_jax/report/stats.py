@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from archer_jax.cache import kept_bytes
 from archer_jax.jobs.generate import COUNT_FIELDS
 from archer_jax.jobs.generate import Result
 from archer_jax.jobs.generate import Timing
@@ -87,6 +88,8 @@ class Summary:
         'compile_seconds': timing.compile_seconds,
         'decode_seconds': timing.decode_seconds,
         'tokens_per_second': self.sums['generated_tokens'] / timing.decode_seconds,
+        # Of the batch with the longest prompts; every anchor of a row is as large.
+        'prompt_cache_bytes': max(kept_bytes(*shape, cfg) for cfg, shape in timing.programs),
       }
     return figures
 

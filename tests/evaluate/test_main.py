@@ -14,9 +14,11 @@ from text_model import save_text_model
 
 from archer_jax import checkpoint
 from archer_jax import runtime
+from archer_jax.checkpoint import read_manifest
 from archer_jax.evaluate import __main__ as command
 from archer_jax.evaluate import compare
 from archer_jax.evaluate import run
+from archer_jax.jobs import calibration
 from archer_jax.jobs.settings import SETTINGS
 from archer_jax.tasks import pipeline
 
@@ -115,6 +117,18 @@ def test_a_generated_task_with_settings_for_all(main):
   assert 'no setting that is compared refreshes always' in ' '.join(out.split())
 
 
+def test_certified_takes_the_kappa_that_was_calibrated(main, monkeypatch, text_path):
+  entry = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'kappa': {'0.9': 2.5, '0.99': 4.0}}
+  path = Path('refresh.json')
+  calibration.write_calibration(path, read_manifest(text_path), entry)
+  monkeypatch.setattr(calibration, 'calibration_file', lambda checkpoint: path)
+  flags = ('--dtype=float32', '--json=figures.json', '--compare=always,certified,certified+quantile=0.9')
+  code, _, _ = main(*SUMS, *flags)
+  assert code == 0
+  kappas = [record['settings']['kappa'] for record in json.loads(Path('figures.json').read_text())]
+  assert kappas == [0.0, 4.0, 2.5]
+
+
 def test_the_figure(main):
   pytest.importorskip('matplotlib')
   assert main(*SUMS, '--compare=always,archer:0.2', '--figure=figure.svg')[0] == 0
@@ -185,6 +199,7 @@ MISTAKES = {
   'json that exists': ([*SUMS, '--json=sums.jsonl'], 'json sums.jsonl exists already and is never overwritten'),
   'json nowhere': ([*SUMS, '--json=nowhere/x.json'], 'json must be in a folder that exists, got nowhere'),
   'figure nowhere': ([*SUMS, '--figure=nowhere/x.png'], 'figure must be in a folder that exists, got nowhere'),
+  'not calibrated': ([*SUMS, '--compare=always,certified'], 'make it with tools/calibrate_refresh.py, or give kappa'),
   'no checkpoint': (['--checkpoint=nowhere'], 'checkpoint nowhere does not exist'),
 }
 

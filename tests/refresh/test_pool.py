@@ -8,6 +8,7 @@ import numpy as np
 import programs
 import pytest
 
+from archer_jax.cache import kept_bytes
 from archer_jax.refresh import plan
 
 LENGTHS = (3, 17, 5, 64)
@@ -110,11 +111,11 @@ def test_memory_is_that_of_n_prompt_caches(llada_tiny):
   size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
   def parts(anchors, **changes):
-    state = programs.start(
-      programs.prompts(1, LENGTHS), programs.config(llada_tiny, 'llada', anchors=anchors, **changes)
-    )
+    cfg = programs.config(llada_tiny, 'llada', anchors=anchors, **changes)
+    state = programs.start(programs.prompts(1, LENGTHS), cfg)
     pools = [cache.pool for cache in (state.cache, state.cache_uncond) if cache and cache.pool]
     kept = size([(cache.k, cache.v) for cache in [state.cache, state.cache_uncond, *pools] if cache])
+    assert kept == kept_bytes(*state.prompt_tokens.shape, cfg)
     # What an anchor is known by: its canvas, its age and its last use.
     names = size([(pool.anchor, pool.age, pool.used) for pool in pools])
     return kept, size(state) - kept - names
