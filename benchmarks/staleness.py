@@ -50,6 +50,16 @@ _JSON = flags.DEFINE_string('json', None, 'write the figures to this file')
 _FIGURE = flags.DEFINE_string('figure', None, 'draw to this file')
 # Known without a full forward; `hidden` and `prediction` behind that of the step, so that a rule sees them one later.
 PREDICTORS = ('token', 'embedding', 'hidden', 'prediction', 'age', 'margin', 'k_error', 'v_error')
+_SHOWN = {
+  'token': 'token drift',
+  'embedding': 'embedding drift',
+  'hidden': 'hidden drift',
+  'prediction': 'moved predictions (TV)',
+  'age': 'age of the prompt',
+  'margin (small)': 'small margin',
+  'k_error': 'error of kept keys\n(needs a full forward)',
+  'v_error': 'error of kept values\n(needs a full forward)',
+}
 HARMS = ('tv', 'error')
 _BOOTSTRAPS = 200
 
@@ -188,10 +198,9 @@ def draw(path: Path, told: Sequence[Mapping[str, Any]]) -> None:
       values, y, xerr=bars, fmt='osD^v'[number % 5], color=COLORS[number % len(COLORS)], capsize=3, label=label
     )
   panel.axvline(0, color='gray', linewidth=1)
-  panel.set_yticks(range(len(names)), names)
+  panel.set_yticks(range(len(names)), [_SHOWN[name] for name in names])
   panel.set_ylim(len(names) - 0.5, -0.5)
-  panel.set_xlabel("Spearman's rank correlation with the total variation at masked positions, 95 % interval")
-  panel.set_ylabel('predictor')
+  panel.set_xlabel("Spearman's rank correlation with the total variation\nat masked positions, 95 % interval")
   panel.set_title('Which measure tells how far kept prompts change the predictions?', fontsize=11)
   panel.grid(alpha=0.25)
   figure.legend(loc='outside lower center', ncols=1, frameon=False)

@@ -1,0 +1,36 @@
+"""The tables of the documentation are those of the figures beside them."""
+
+import json
+from pathlib import Path
+import runpy
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / 'tools' / 'markdown_table.py'))
+FIGURES = ROOT / 'docs' / 'figures'
+
+
+@pytest.mark.parametrize(
+  ('page', 'file', 'settings'),
+  [
+    ('README.md', 'frontier.json', ['always', 'archer:0.25', 'once', 'interval:4']),
+    ('docs/defaults.md', 'frontier.json', None),
+    ('docs/defaults.md', 'frontier-long.json', None),
+  ],
+)
+def test_a_page_shows_the_table_of_its_figures(page, file, settings):
+  assert TOOL['markdown'](TOOL['read_records'](FIGURES / file), settings) in (ROOT / page).read_text()
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+  records = TOOL['read_records'](FIGURES / 'frontier.json')
+  with pytest.raises(ValueError, match='settings must be among always, .*, got never'):
+    TOOL['markdown'](records, ['never'])
+  for content in ('', '{"points": 1}', '{}', '[{"task": "sort"}]'):
+    path = tmp_path / 'file.json'
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r'file\.json must be a file of --json of'):
+      TOOL['read_records'](path)
+  path.write_text(json.dumps(records))
+  assert TOOL['markdown'](TOOL['read_records'](path)) == TOOL['markdown'](records)

@@ -1,0 +1,93 @@
+"""Prints the records of an evaluation as the table of Markdown that README.md and docs/defaults.md show.
+
+    python -m archer_jax.evaluate --tasks=sudoku6 --n=304 --json=figures.json
+    python tools/markdown_table.py figures.json [--settings=always,archer]
+
+It reads the files of `--json` of archer_jax.evaluate and of benchmarks/frontier.py.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+from pathlib import Path
+from typing import Any
+
+from absl import app
+from absl import flags
+
+_SETTINGS = flags.DEFINE_list('settings', None, 'the settings to show, between commas; by default all')
+_COLUMNS = ('task', 'setting', 'Pass@1 (95 %)', 'won-lost, p', 'steps', 'refreshes', 'taken back', 'time', 'count')
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+  """The records of a file of either kind.
+
+  Raises:
+    ValueError: it is none.
+  """
+  try:
+    content = json.loads(path.read_text('utf-8'))
+    return [{**record, 'pass_at_1': float(record['pass_at_1'])} for record in _points(content)]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{path} must be a file of --json of archer_jax.evaluate or of frontier.py: {error!r}') from error
+
+
+def _points(content: Any) -> list[Mapping[str, Any]]:
+  return content['points'] if isinstance(content, dict) else content
+
+
+def markdown(records: Sequence[Mapping[str, Any]], settings: Sequence[str] | None = None) -> str:
+  """The table, a line per record.
+
+  Raises:
+    ValueError: a setting that no record is of.
+  """
+  known = list(dict.fromkeys(record['setting'] for record in records))
+  for setting in settings or ():
+    if setting not in known:
+      raise ValueError(f'settings must be among {", ".join(known)}, got {setting}')
+  lines = [_line(_COLUMNS), '|---' * len(_COLUMNS) + '|']
+  task = None
+  for record in records:
+    if settings and record['setting'] not in settings:
+      continue
+    told = '' if record['task'] == task else f'`{record["task"]}`'
+    task = record['task']
+    lines.append(_line((told, f'`{record["setting"]}`', *_figures(record))))
+  return '\n'.join(lines)
+
+
+def _figures(record: Mapping[str, Any]) -> tuple[str, ...]:
+  percent = lambda value: f'{100 * value:.0f}'
+  interval = f'{percent(record["ci_low"])}-{percent(record["ci_high"])}'
+  ratio = lambda value: '' if value is None else f'{value:.2f}x'
+  p = '<.001' if record['p_value'] < 0.001 else f'{record["p_value"]:.2f}'
+  # The setting that the others are compared with has nothing to win from itself.
+  paired = f'{record["wins"]}-{record["losses"]}, {p}' if record['wins'] or record['losses'] else ''
+  return (
+    f'{percent(record["pass_at_1"])} % ({interval})',
+    paired,
+    f'{record["steps"]:.1f}',
+    f'{percent(record["refresh_share"])} %',
+    f'{record["remasked"]:.1f}',
+    ratio(record['speedup_wall']),
+    ratio(record['speedup_counted']),
+  )
+
+
+def _line(cells: Sequence[str]) -> str:
+  return f'| {" | ".join(cells)} |'
+
+
+def main(argv: list[str]) -> None:
+  """Runs the command."""
+  if len(argv) != 2:
+    raise app.UsageError('give one file')
+  try:
+    print(markdown(read_records(Path(argv[1])), _SETTINGS.value))
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+
+
+if __name__ == '__main__':
+  app.run(main)
