@@ -25,7 +25,7 @@ def test_a_page_shows_the_table_of_its_figures(page, file, settings):
 
 def test_mistakes_are_one_sentence(tmp_path):
   records = TOOL['read_records'](FIGURES / 'frontier.json')
-  with pytest.raises(ValueError, match='settings must be among always, .*, got never'):
+  with pytest.raises(ValueError, match=r'settings must be among always, .*, got never'):
     TOOL['markdown'](records, ['never'])
   for content in ('', '{"points": 1}', '{}', '[{"task": "sort"}]'):
     path = tmp_path / 'file.json'
