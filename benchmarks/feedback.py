@@ -2,12 +2,12 @@
 
     python benchmarks/feedback.py --n 304 --json feedback.json --figure feedback.png
 
-On tasks with one right answer each token that WINO commits is right or wrong. From the step behind its commit on, the
-leave-one-out view (the shadow row of its position, which does not see it) says how probable it still is; that is
-measured with the kept prompt that the decoding uses and, beside it, with a fresh one of the same canvas. A token that
-was taken back is followed on, since the view does not depend on what stands there, until another is committed in its
-place or the row ends; so the curves of later steps are over those that lasted as long. Curves are of log-odds, since
-probabilities saturate.
+Where a question has one right answer each token that WINO commits is right or wrong; puzzles of `sudoku6` with several
+completions are left out. From the step behind its commit on, the leave-one-out view (the shadow row of its position,
+which does not see it) says how probable it still is; that is measured with the kept prompt that the decoding uses and,
+beside it, with a fresh one of the same canvas. A token that was taken back is followed on, since the view does not
+depend on what stands there, until another is committed in its place or the row ends; so the curves of later steps are
+over those that lasted as long. Curves are of log-odds, since probabilities saturate.
 """
 
 from collections import defaultdict
@@ -39,9 +39,10 @@ from archer_jax.decoders import DECODERS
 from archer_jax.decoders import base
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.run import Evaluation
+from archer_jax.tasks import sudoku6
 from archer_jax.types import DecodeState
 
-_TASKS = flags.DEFINE_string('tasks', 'sudoku6,sort', 'tasks between commas, each with one right answer')
+_TASKS = flags.DEFINE_string('tasks', 'sudoku6,sort', 'tasks between commas')
 _N = flags.DEFINE_integer('n', 304, 'problems of each task', lower_bound=2)
 _BATCH = flags.DEFINE_integer('batch_size', 16, 'problems decoded together', lower_bound=1)
 _COMPARE = flags.DEFINE_string('compare', 'always,archer:0.25,once', 'settings as of archer_jax.evaluate, all of wino')
@@ -102,6 +103,13 @@ def probe(params, state: DecodeState, watched: Array, *, cfg: DecodeConfig) -> t
     'committed': support(kept[:, :rows], after.canvas, index),
     'canvas': after.canvas,
   }
+
+
+def with_one_answer(plan: Plan) -> Plan:
+  """The plan of a task without the questions that have several right answers."""
+  kept = [i for i, p in enumerate(plan.problems) if plan.source.name != 'sudoku6' or sudoku6.is_unique(p)]
+  requests = {label: [requests[i] for i in kept] for label, requests in plan.requests.items()}
+  return dataclasses.replace(plan, problems=[plan.problems[i] for i in kept], requests=requests)
 
 
 def follow(evaluation: Evaluation, plan: Plan, label: str) -> list[Commit]:
@@ -213,7 +221,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'there are no positional arguments, got {argv[1]!r}')
   evaluation, told = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value), []
-  for plan in evaluation.plans:
+  for plan in map(with_one_answer, evaluation.plans):
     mine = [
       summary(plan.source.name, label, len(plan.problems), follow(evaluation, plan, label)) for label in plan.settings
     ]

@@ -19,6 +19,7 @@ from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 from trajectory import COLORS
 from trajectory import batches
 from trajectory import paired_bootstrap
@@ -158,7 +159,8 @@ def main(argv: list[str]) -> None:
   evaluation = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value, *examples)
   console, timing, points, rows = table.terminal(), Timing(), [], []
   for plan in evaluation.plans:
-    rounds = list(play(plan, evaluation.params, evaluation.tokenizer, timing=timing))
+    with tqdm(total=len(plan.problems) * len(labels), desc=plan.source.name, unit='answer') as bar:
+      rounds = list(play(plan, evaluation.params, evaluation.tokenizer, timing=timing, progress=bar.update))
     solved = {label: [v for trials in rounds for v in trials[label].solved] for label in plan.settings}
     mine = [{**r, **paired_bootstrap(solved[r['setting']], solved['always'])} for r in records(plan, rounds)]
     table.print_task(console, mine)

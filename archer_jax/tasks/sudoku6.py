@@ -90,3 +90,27 @@ def is_solved(problem: Problem, answer: str) -> bool:
     return False
   keeps_clues = all(clue in ('0', digit) for clue, digit in zip(problem.hidden, grid, strict=True))
   return keeps_clues and all({grid[cell] for cell in unit} == set('123456') for unit in _UNITS)
+
+
+def is_unique(problem: Problem) -> bool:
+  """Whether the puzzle has one completion only."""
+  grid, found = [int(clue) for clue in problem.hidden], 0
+  options = lambda cell: set(range(1, SIZE + 1)) - {grid[other] for unit in _UNITS if cell in unit for other in unit}
+
+  def search() -> None:
+    nonlocal found
+    blanks = [(len(options(cell)), cell) for cell in range(CELLS) if not grid[cell]]
+    if not blanks:
+      found += 1
+      return
+    # The cell with the fewest digits left, so that most of the wrong ways are short.
+    _, cell = min(blanks)
+    for digit in options(cell):
+      grid[cell] = digit
+      search()
+      grid[cell] = 0
+      if found > 1:
+        return
+
+  search()
+  return found == 1

@@ -1,5 +1,6 @@
 """Graders of the generated tasks: right answers pass, and answers that are wrong whatever the problem is fail."""
 
+import dataclasses
 import importlib
 import itertools
 
@@ -8,6 +9,7 @@ import pytest
 
 from archer_jax.tasks import pipeline
 from archer_jax.tasks import problem_at
+from archer_jax.tasks import sudoku6
 from archer_jax.tasks import table
 from archer_jax.tasks.sandbox import Outcome
 from archer_jax.tasks.sources import GENERATED
@@ -146,3 +148,23 @@ def test_right_answers_pass_and_wrong_ones_fail(task, count):
     for answer in wrong:
       assert answer != problem.answer
       assert not module.is_solved(problem, answer), (problem, answer)
+
+
+def test_puzzles_of_one_completion():
+  """Against trying every way to fill the blanks that the clues leave."""
+  counts = set()
+  for index in range(8):
+    problem = problem_at(sudoku6, SEED, index, worked_examples=0)
+    # Blanks enough to be ambiguous at times, and few enough to try all.
+    grid, blanks = problem.answer.replace('\n', ''), [i for i, clue in enumerate(problem.hidden) if clue == '0'][:6]
+    puzzle = ''.join('0' if i in blanks else digit for i, digit in enumerate(grid))
+    problem = dataclasses.replace(problem, hidden=puzzle)
+    found = 0
+    for digits in itertools.product('123456', repeat=len(blanks)):
+      filled = dict(zip(blanks, digits, strict=True))
+      rows = [''.join(filled.get(6 * row + i, puzzle[6 * row + i]) for i in range(6)) for row in range(6)]
+      # Most of the ways fail in a row.
+      found += all(len(set(row)) == 6 for row in rows) and sudoku6.is_solved(problem, '\n'.join(rows))
+    assert sudoku6.is_unique(problem) == (found == 1)
+    counts.add(found)
+  assert counts >= {1, 2}
