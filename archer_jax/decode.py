@@ -122,8 +122,11 @@ def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> DecodeState
     drift = refresh.DRIFTS[cfg.drift](params, dataclasses.replace(state, cache=cache), cfg)
   unsure = None
   if cfg.on_low_margin == 'same_step':
-    unsure = jnp.where(need | state.done, 0, refresh.is_unsure(state, update.margin, drift))
+    # Without a prompt every forward is a full one.
+    exact = need | state.done | (not state.prompt_tokens.shape[1])
+    unsure = jnp.where(exact, 0, refresh.is_unsure(state, update.margin, drift))
     seen = dataclasses.replace(state, cache=cache, cache_uncond=cache_uncond)
+    seen = refresh.make_room(seen, unsure != 0, cfg)
     logits, cache, cache_uncond = cache_lib.refresh_rows(params, seen, unsure != 0, index, logits, cfg)
     update = _decided_again(unsure != 0, state, index, logits, update, cfg)
     reason = jnp.where(unsure != 0, unsure | Reason.SAME_STEP.value, reason)

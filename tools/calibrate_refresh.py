@@ -83,10 +83,15 @@ def main(argv: Sequence[str]) -> int:
 def _prepare(argv: Sequence[str]) -> Callable[[], int]:
   options, given = read_flags(argv, define_flags)
   manifest = read_manifest(options['checkpoint'])
+  if 'quantile' in given:
+    raise ValueError('quantile must not be given: quantiles says for which shares of the steps a kappa is fitted')
   quantiles = read_quantiles(options['quantiles'])
   settings = make_settings(manifest.config, given, recommended=manifest.defaults)
   if not settings.is_calibrated:
-    raise ValueError('kappa must be given with refresh certified, since it is what is to be found')
+    raise ValueError(
+      'refresh certified must not be given without kappa, which is to be found here; the default archer leads along '
+      'steps of the same drifts'
+    )
   if options['input'] is None or not Path(options['input']).is_file():
     raise ValueError(f'input must be a file of JSON lines that exists, got {options["input"]}')
   path = calibration.calibration_file(options['checkpoint'])
@@ -128,10 +133,9 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
             raise OSError(f'record {result.index}: {result.error}')
         bar.update(len(results))
     steps = recorder.steps()
-    try:
-      fitted = measure.calibrate(steps, quantiles)
-    except ValueError as error:
-      raise OSError(str(error)) from error
+    fitted, reasons = measure.calibrate(steps, quantiles)
+    if not fitted['kappa']:
+      raise OSError('; '.join(reasons))
     entry = {
       'dtype': dtype,
       'decoder': settings.decoder,
@@ -142,8 +146,8 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
       'settings': settings.by_name(),
     }
     calibration.write_calibration(path, manifest, entry)
-    print(f'{fitted["steps"]} reuse steps of {len(entries)} prompts, {fitted["steps_at_anchor"]} more at the anchor')
-    print(f'{fitted["steps_decided_otherwise"]} of them would have been decided otherwise by a fresh forward')
+    print(f'{fitted["steps"]} reuse steps of {len(entries)} prompts, and {fitted["steps_at_anchor"]} at their anchor')
+    print(f'{fitted["steps_decided_otherwise"]} of the former would have been decided otherwise by a full forward')
     for quantile, kappa in fitted['kappa'].items():
       certified = measure.violations({k: v[np.asarray(steps['reused'], bool)] for k, v in steps.items()}, kappa)
       text = f'quantile {quantile}: kappa {kappa:.4g}, certifies {certified["certified"] / fitted["steps"]:.1%}'
@@ -152,6 +156,9 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
         text += f'; held out: {held["beyond"]} of {held["steps"]} beyond, {held["wrong"]} certified ones wrong'
       print(text)
     print(f'wrote {path}')
+    # What could be fitted is kept.
+    if reasons:
+      raise OSError('; '.join(reasons))
     return 0
 
   return run

@@ -30,6 +30,7 @@ from archer_jax.config import KNOBS
 from archer_jax.jobs.batching import CANVAS_LENGTHS
 from archer_jax.jobs.batching import PROMPT_LENGTHS
 from archer_jax.jobs.batching import bucket
+from archer_jax.jobs.calibration import calibrated
 from archer_jax.jobs.generate import Result
 from archer_jax.jobs.generate import decode_requests
 from archer_jax.jobs.requests import Request
@@ -104,8 +105,10 @@ class Archer(LM):
       path = None if checkpoint is None else str(checkpoint)
       manifest = read_manifest(path)
       self._given = {name: value for name, value in settings.items() if value is not None}
-      self._settings = make_settings(manifest.config, self._given, recommended=manifest.defaults)
-      self._model, self._params, self._tokenizer = load(path, dtype=dtype or runtime.default_dtype())
+      dtype = dtype or runtime.default_dtype()
+      settings = make_settings(manifest.config, self._given, recommended=manifest.defaults)
+      self._settings = calibrated(settings, path, manifest, dtype)
+      self._model, self._params, self._tokenizer = load(path, dtype=dtype)
       if self._tokenizer is None:
         raise ValueError(f'checkpoint {path} must have a tokenizer, which lm-evaluation-harness needs')
     self._name = 'bundled' if path is None else path

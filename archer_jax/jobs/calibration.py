@@ -2,7 +2,7 @@
 
     format_version, checkpoint_sha256
     calibrations: a list with one entry per dtype, decoder and drift
-      dtype, decoder, drift, kappa {quantile: value}, steps, prompts, prompts_sha256, ...
+      dtype, decoder, drift, kappa {quantile: value}, drift_radius, steps, prompts, prompts_sha256, ...
 
 Plain Python without JAX, so that a command line can refuse a wrong file before anything is loaded.
 """
@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,13 @@ from typing import Any
 from archer_jax.checkpoint import BUNDLED
 from archer_jax.checkpoint import Manifest
 from archer_jax.jobs.settings import Settings
+from archer_jax.jobs.settings import check_setting
 
 FORMAT_VERSION = 1
 FILE_NAME = 'refresh.json'
 # What an entry is for; a kappa of another of these says nothing.
 KEYS = ('dtype', 'decoder', 'drift')
+_REMEDY = 'remove it and run tools/calibrate_refresh.py again'
 
 
 def calibration_file(checkpoint: str | Path | None) -> Path:
@@ -45,38 +46,50 @@ def read_calibrations(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
   Raises:
     ValueError: there is none, it is no such file, or one of another checkpoint.
   """
-  if not path.is_file():
+  if not path.exists():
     raise ValueError(
       f'{path} does not exist; make it with tools/calibrate_refresh.py, or give kappa with refresh certified'
     )
   try:
     content = json.loads(path.read_text('utf-8'))
-    if (version := content['format_version']) != FORMAT_VERSION:
-      raise ValueError(f'format_version must be {FORMAT_VERSION}, got {version!r}')
-    owner, entries = content['checkpoint_sha256'], content['calibrations']
-    for entry in entries:
+  except (OSError, ValueError) as error:
+    raise ValueError(f'{path} cannot be read as a calibration: {error}; {_REMEDY}') from error
+  if not isinstance(content, dict) or content.get('format_version') != FORMAT_VERSION:
+    raise ValueError(f'{path} must be an object of JSON with format_version {FORMAT_VERSION}; {_REMEDY}')
+  entries = content.get('calibrations')
+  if not isinstance(entries, list):
+    raise ValueError(f'{path}: calibrations must be a list, got {entries!r}; {_REMEDY}')
+  for number, entry in enumerate(entries):
+    try:
       _check_entry(entry)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{path} is not a calibration: {type(error).__name__}: {error}') from error
-  if owner != fingerprint(manifest):
+    except ValueError as error:
+      raise ValueError(f'{path}: entry {number}: {error}; {_REMEDY}') from error
+  if content.get('checkpoint_sha256') != fingerprint(manifest):
     raise ValueError(
       f'{path} was calibrated for another checkpoint; remove it and run tools/calibrate_refresh.py for this one'
     )
   return entries
 
 
-def _check_entry(entry: Mapping[str, Any]) -> None:
-  if not all(isinstance(entry[key], str) for key in KEYS):
-    raise TypeError(f'{", ".join(KEYS)} must be texts')
+def _check_entry(entry: Any) -> None:
+  if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in KEYS):
+    raise ValueError(f'{", ".join(KEYS)} must be texts')
+  check_setting('drift_radius', entry.get('drift_radius'))
+  if not isinstance(entry.get('kappa'), dict) or not entry['kappa']:
+    raise ValueError(f'kappa must be an object with a number for each quantile, got {entry.get("kappa")!r}')
   for quantile, kappa in entry['kappa'].items():
-    if not 0 < float(quantile) < 1:
-      raise ValueError(f'quantile must be between 0 and 1, got {quantile}')
-    if isinstance(kappa, bool) or not isinstance(kappa, int | float) or not 0 < kappa < math.inf:
-      raise ValueError(f'kappa must be a positive number, got {kappa!r}')
+    try:
+      share = float(quantile)
+    except ValueError:
+      share = quantile
+    check_setting('quantile', share)
+    check_setting('kappa', kappa)
 
 
 def calibrated(settings: Settings, checkpoint: str | Path | None, manifest: Manifest, dtype: str) -> Settings:
-  """The settings with the checkpoint's kappa where `certified` was asked for without one; others as they are.
+  """The settings with the checkpoint's kappa and radius where `certified` was asked for without a kappa.
+
+  Others come back as they are.
 
   Args:
     settings: of a run.
@@ -104,16 +117,17 @@ def calibrated(settings: Settings, checkpoint: str | Path | None, manifest: Mani
     raise ValueError(
       f'quantile must be one that {path} has, {", ".join(map(str, sorted(by_quantile)))}, got {settings.quantile}'
     )
-  return settings.with_kappa(by_quantile[settings.quantile])
+  return settings.with_calibration(by_quantile[settings.quantile], found[0]['drift_radius'])
 
 
 def write_calibration(path: Path, manifest: Manifest, entry: Mapping[str, Any]) -> None:
   """Puts an entry into a file, in the place of one for the same dtype, decoder and drift; others stay.
 
   Raises:
-    ValueError: the file that is there is none, or another checkpoint's.
+    ValueError: the file that is there is none, or another checkpoint's; or the entry is none.
     OSError: it cannot be written.
   """
+  _check_entry(entry)
   entries = read_calibrations(path, manifest) if path.exists() else []
   entries = [old for old in entries if any(old[key] != entry[key] for key in KEYS)] + [dict(entry)]
   content = {

@@ -156,12 +156,16 @@ def fit_kappa(error: np.ndarray, drift: np.ndarray, quantile: float) -> float:
       f'quantile {quantile} needs at least {needed_samples(quantile)} reuse steps away from their anchor, got {n}: '
       'give more prompts or a smaller quantile'
     )
+  if not np.isfinite(error).all():
+    raise ValueError(f'{np.sum(~np.isfinite(error))} of {n} steps have logits that are not finite')
   with np.errstate(divide='ignore', invalid='ignore'):
     ratio = np.where(error > 0, error.astype(np.float64) / drift, 0.0)
   kappa = float(np.sort(ratio)[n - 1 - _allowed_beyond(n, quantile)])
   if not math.isfinite(kappa):
     share = np.mean((drift == 0) & (error > 0))
     raise ValueError(f'no kappa bounds the error at quantile {quantile}: at {share:.1%} of the steps the drift is 0')
+  if kappa == 0:
+    raise ValueError(f'quantile {quantile} needs no kappa: as many steps have no error at all')
   return kappa
 
 
@@ -181,37 +185,48 @@ def violations(steps: Mapping[str, np.ndarray], kappa: float) -> dict[str, int]:
   }
 
 
-def calibrate(steps: Mapping[str, np.ndarray], quantiles: Sequence[float]) -> dict[str, Any]:
+def calibrate(steps: Mapping[str, np.ndarray], quantiles: Sequence[float]) -> tuple[dict[str, Any], list[str]]:
   """Fits a kappa for each quantile, and says what one from half of the rows does on the other half.
 
   Args:
     steps: from `Recorder.steps`.
     quantiles: in (0, 1), ascending or not.
 
-  Raises:
-    ValueError: as `fit_kappa`.
+  Returns:
+    What was found, and why a quantile of those asked for is not among it, a sentence each.
   """
   at_anchor = int(np.sum(steps['at_anchor']))
   steps = {name: values[steps['reused'].astype(bool)] for name, values in steps.items()}
-  kappas = {str(quantile): fit_kappa(steps['error'], steps['drift'], quantile) for quantile in quantiles}
+  kappas, reasons = {}, []
+  for quantile in quantiles:
+    try:
+      kappas[str(quantile)] = fit_kappa(steps['error'], steps['drift'], quantile)
+    except ValueError as error:
+      reasons.append(str(error))
+  if not kappas:
+    return {'kappa': kappas}, reasons
   half = np.isin(steps['seed'], np.unique(steps['seed'])[::2])
   held_out = {}
-  for quantile in quantiles:
+  for quantile in map(float, kappas):
     parts = []
     for side in (half, ~half):
       inside, outside = ({name: values[flags] for name, values in steps.items()} for flags in (side, ~side))
-      if len(inside['error']) >= needed_samples(quantile):
+      # Fewer say nothing of the quantile, on either side.
+      if min(len(inside['error']), len(outside['error'])) >= needed_samples(quantile):
         kappa = fit_kappa(inside['error'], inside['drift'], quantile)
         parts.append({'steps': len(outside['error']), **violations(outside, kappa)})
     # Absent where half of the steps are too few.
     if len(parts) == 2:
       held_out[str(quantile)] = {name: parts[0][name] + parts[1][name] for name in parts[0]}
-  return {
+  found = {
     'kappa': kappas,
+    # A certificate is for drifts that were seen.
+    'drift_radius': float(np.max(steps['drift'])),
     'confidence': CONFIDENCE,
     'steps': len(steps['error']),
     'steps_at_anchor': at_anchor,
     'steps_decided_otherwise': int(np.sum(steps['differs'])),
     'held_out': held_out,
-    'largest': {name: float(np.max(steps[name])) for name in ('error', 'drift', 'age')},
+    'largest': {name: float(np.max(steps[name])) for name in ('error', 'age')},
   }
+  return found, reasons

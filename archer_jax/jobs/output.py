@@ -19,8 +19,8 @@ if TYPE_CHECKING:
   from archer_jax.jobs.generate import Result
   from archer_jax.text import Tokenizer
 
-# Longer names do not fit every file system.
-_PLAIN_NAME = re.compile(r'[A-Za-z0-9._-]{1,200}')
+# Longer names do not fit every file system, and a dot may begin none: `.` and `..` are folders.
+_PLAIN_NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}')
 
 
 def file_stem(id: Any, index: int) -> str:

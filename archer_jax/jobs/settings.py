@@ -119,7 +119,7 @@ class Settings:
     block_length: columns of a block, None for `dream`.
     is_block_length_given: whether a user asked for it, so that a shorter canvas is a mistake.
     switches: every switch by its user's name.
-    knobs: every knob's value where a request gives none; None where it follows gen_length.
+    knobs: every knob's value where a request gives none; None where it follows gen_length or a calibration.
     seed: what the seeds of rows are made from.
     chat: whether a text is a user's turn of a conversation.
     quantile: which of the checkpoint's calibrated kappas `certified` takes where none was given.
@@ -141,9 +141,12 @@ class Settings:
     """Whether every number is known; `certified` without a kappa still waits for the checkpoint's."""
     return self.refresh != 'certified' or self.knobs['kappa'] is not None
 
-  def with_kappa(self, kappa: float) -> 'Settings':
-    """The settings with a calibrated kappa."""
-    return dataclasses.replace(self, knobs={**self.knobs, 'kappa': check_setting('kappa', kappa)})
+  def with_calibration(self, kappa: float, drift_radius: float) -> 'Settings':
+    """The settings with a calibrated kappa, and the radius within which it was measured unless one was given."""
+    found = {'kappa': kappa}
+    if self.knobs['drift_radius'] is None:
+      found['drift_radius'] = drift_radius
+    return dataclasses.replace(self, knobs={**self.knobs, **found})
 
   def row(self, given: Mapping[str, Any]) -> dict[str, float | int]:
     """Every knob of a request.
@@ -160,6 +163,8 @@ class Settings:
     knobs = {**self.knobs, **{name: check_setting(name, value) for name, value in given.items()}}
     if not self.is_calibrated and 'kappa' not in given:
       raise ValueError('kappa must be given with refresh certified, or calibrated for the checkpoint')
+    if knobs['drift_radius'] is None:
+      knobs['drift_radius'] = KNOBS['drift_radius'].default
     length = knobs['gen_length']
     if knobs['steps'] is None:
       knobs['steps'] = length
@@ -223,7 +228,11 @@ def make_settings(
   clauses = POLICIES[refresh].knobs()
   knobs = {name: wanted.get(name, clauses.get(name, spec.default)) for name, spec in KNOBS.items()}
   if refresh == 'certified' and 'kappa' not in wanted:
+    # Both follow from the checkpoint's calibration.
     knobs['kappa'] = None
+    knobs['drift_radius'] = wanted.get('drift_radius')
+  elif 'quantile' in given and 'kappa' in given:
+    raise ValueError('quantile must not be given with kappa: it chooses among the calibrated ones')
   length = knobs['gen_length']
   block_length = None
   if decoder != 'dream':

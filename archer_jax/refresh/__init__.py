@@ -8,6 +8,7 @@ from archer_jax.refresh.drift import token_drift
 from archer_jax.refresh.policy import is_unsure
 from archer_jax.refresh.policy import reasons
 from archer_jax.refresh.pool import Plan
+from archer_jax.refresh.pool import make_room
 from archer_jax.refresh.pool import plan
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
   'embedding_drift',
   'hidden_drift',
   'is_unsure',
+  'make_room',
   'plan',
   'reasons',
   'token_drift',

@@ -3,7 +3,8 @@
 With `cfg.anchors` = N > 1 a row has N places for anchors. One is the active one, whose keys and values a reuse reads;
 the others stand in the pool. A step takes the anchor that is nearest to its canvas. If that is not the active one, the
 two change places, one row at a time and in place, so that a step without a change copies nothing of the cache's size.
-A refresh puts the active anchor into the pool, at the place of the one that was not used for longest.
+A refresh, also one in the step of a reuse, first puts the active anchor into the pool, at the place of the one that was
+not used for longest.
 
 Axes: B batch, G canvas, M pooled anchors, N anchors.
 """
@@ -20,7 +21,6 @@ from archer_jax.refresh.drift import DRIFTS
 from archer_jax.refresh.drift import changed_positions
 from archer_jax.refresh.policy import reasons
 from archer_jax.types import DecodeState
-from archer_jax.types import PromptCache
 
 
 @jax.tree_util.register_dataclass
@@ -41,29 +41,55 @@ def plan(params, state: DecodeState, cfg: DecodeConfig) -> Plan:
     drift = measure(params, state, cfg)
     return Plan(state=state, reason=reasons(state, drift, cfg), drift=drift, age=state.cache.age)
 
-  views = [state, *(_view(state, place) for place in range(cfg.anchors - 1))]
-  drifts = jnp.stack([measure(params, view, cfg) for view in views])
-  ages = jnp.stack([view.cache.age for view in views])
-  max_age = state.knobs.max_age
-  usable = (ages >= 0) & ((max_age <= 0) | (ages < max_age))
-  # 0 is the active anchor, which is the first of equals; so it is where no anchor can be used.
-  slot = jnp.argmin(jnp.where(usable, drifts, jnp.inf), axis=0).astype(jnp.int32)
+  views = _views(state, cfg)
+  drifts, ages, changed = (
+    jnp.stack(values)
+    for values in zip(*((measure(params, v, cfg), v.cache.age, changed_positions(v)) for v in views), strict=True)
+  )
+  # The anchor of this very canvas is the nearest by any measure, also by one that is a step late. 0 is the active
+  # anchor, which is the first of equals; so it is where no anchor can be used.
+  distance = jnp.where(changed == 0, -1, drifts)
+  slot = jnp.argmin(jnp.where(_is_usable(state, ages), distance, jnp.inf), axis=0).astype(jnp.int32)
   pick = lambda per_anchor: jnp.take_along_axis(per_anchor, slot[None], axis=0)[0]
   drift, age = pick(drifts), pick(ages)
   anchors = jnp.stack([view.cache.anchor for view in views])
   anchor = jnp.take_along_axis(anchors, slot[None, :, None], axis=0)[0]
   nearest = dataclasses.replace(state, cache=dataclasses.replace(state.cache, anchor=anchor, age=age))
   reason = reasons(nearest, drift, cfg)
+  slot = jnp.where(state.done, 0, jnp.where(reason != 0, _slot_for_refresh(state, cfg), slot))
+  return Plan(state=_exchange(state, slot), reason=reason, drift=drift, age=age)
 
-  # A refresh keeps the active anchor, unless it is none, may not be used any more, or is about to be made anew.
-  oldest = jnp.argmin(state.cache.pool.used, axis=1).astype(jnp.int32) + 1
-  evicted = jnp.where(usable[0], oldest, 0)
-  evicted = jnp.where(changed_positions(nearest) == 0, slot, evicted)
-  slot = jnp.where(state.done, 0, jnp.where(reason != 0, evicted, slot))
-  caches = [cache for cache in (state.cache, state.cache_uncond) if cache is not None]
-  caches = [*_exchange(caches, slot, state.row_step), None]
-  state = dataclasses.replace(state, cache=caches[0], cache_uncond=caches[1])
-  return Plan(state=state, reason=reason, drift=drift, age=age)
+
+def make_room(state: DecodeState, rows: Array, cfg: DecodeConfig) -> DecodeState:
+  """The state whose active anchors in `rows`, bool [B], a refresh may overwrite: those to be kept are in the pool."""
+  if cfg.anchors == 1:
+    return state
+  return _exchange(state, jnp.where(rows, _slot_for_refresh(state, cfg), 0))
+
+
+def _is_usable(state: DecodeState, ages: Array) -> Array:
+  """Whether anchors of these ages [..., B] may be read."""
+  max_age = state.knobs.max_age
+  return (ages >= 0) & ((max_age <= 0) | (ages < max_age))
+
+
+def _slot_for_refresh(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """int32 [B]: which anchor a refresh overwrites, 0 for the active one, i + 1 for that at place i of the pool.
+
+  It is one of this very canvas, so that none stands twice; else the active one if that may not be read any more; else
+  an empty place or one that may not be read any more, or the least recently used.
+  """
+  pool = state.cache.pool
+  is_same = jnp.stack([(changed_positions(v) == 0) & (v.cache.age >= 0) for v in _views(state, cfg)])
+  used = jnp.where(_is_usable(state, pool.age.T).T, pool.used, -1)
+  oldest = jnp.argmin(used, axis=1).astype(jnp.int32) + 1
+  slot = jnp.where(_is_usable(state, state.cache.age), oldest, 0)
+  return jnp.where(jnp.any(is_same, axis=0), jnp.argmax(is_same, axis=0).astype(jnp.int32), slot)
+
+
+def _views(state: DecodeState, cfg: DecodeConfig) -> list[DecodeState]:
+  """The state with each anchor in turn as the active one, that first which is it."""
+  return [state, *(_view(state, place) for place in range(cfg.anchors - 1))]
 
 
 def _view(state: DecodeState, place: int) -> DecodeState:
@@ -74,8 +100,9 @@ def _view(state: DecodeState, place: int) -> DecodeState:
   return dataclasses.replace(state, cache=cache)
 
 
-def _exchange(caches: list[PromptCache], slot: Array, row_step: Array) -> list[PromptCache]:
+def _exchange(state: DecodeState, slot: Array) -> DecodeState:
   """Lets the active anchor of each row change places with that of its pool at `slot` - 1, int32 [B]; 0 is no change."""
+  caches = [cache for cache in (state.cache, state.cache_uncond) if cache is not None]
   moves, place = slot > 0, jnp.maximum(slot - 1, 0)
   rows = jnp.arange(slot.shape[0])
   where = jnp.where(moves, place, caches[0].pool.age.shape[1])
@@ -104,7 +131,7 @@ def _exchange(caches: list[PromptCache], slot: Array, row_step: Array) -> list[P
       v=pooled[layers:],
       anchor=pool_anchor,
       age=pool_age,
-      used=cache.pool.used.at[rows, where].set(row_step, mode='drop'),
+      used=cache.pool.used.at[rows, where].set(state.row_step, mode='drop'),
       hidden=pool_hidden,
     )
     swapped.append(
@@ -112,7 +139,7 @@ def _exchange(caches: list[PromptCache], slot: Array, row_step: Array) -> list[P
         cache, k=active[:layers], v=active[layers:], anchor=anchor, age=age, anchor_hidden=hidden, pool=pool
       )
     )
-  return swapped
+  return dataclasses.replace(state, cache=swapped[0], cache_uncond=[*swapped, None][1])
 
 
 def _exchange_rows(pairs: list[tuple[Array, Array]], moves: Array, place: Array) -> list[tuple[Array, Array]]:

@@ -118,15 +118,16 @@ def test_a_generated_task_with_settings_for_all(main):
 
 
 def test_certified_takes_the_kappa_that_was_calibrated(main, monkeypatch, text_path):
-  entry = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'kappa': {'0.9': 2.5, '0.99': 4.0}}
+  entry = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'drift_radius': 0.3}
+  entry |= {'kappa': {'0.9': 2.5, '0.99': 4.0}}
   path = Path('refresh.json')
   calibration.write_calibration(path, read_manifest(text_path), entry)
   monkeypatch.setattr(calibration, 'calibration_file', lambda checkpoint: path)
   flags = ('--dtype=float32', '--json=figures.json', '--compare=always,certified,certified+quantile=0.9')
   code, _, _ = main(*SUMS, *flags)
   assert code == 0
-  kappas = [record['settings']['kappa'] for record in json.loads(Path('figures.json').read_text())]
-  assert kappas == [0.0, 4.0, 2.5]
+  settings = [record['settings'] for record in json.loads(Path('figures.json').read_text())]
+  assert [(each['kappa'], each['drift_radius']) for each in settings] == [(0.0, 0.0), (4.0, 0.3), (2.5, 0.3)]
 
 
 def test_the_figure(main):

@@ -51,6 +51,15 @@ def test_samples_or_quantiles_that_do_not_do(n, quantile, message):
     measure.fit_kappa(np.ones(n), np.ones(n), quantile)
 
 
+def test_errors_of_no_use():
+  for error, message in (
+    (np.zeros(100), 'needs no kappa'),
+    (np.full(100, np.nan), '100 of 100 steps have'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      measure.fit_kappa(error, np.ones(100), 0.9)
+
+
 def test_an_error_without_drift_has_no_kappa():
   error, drift = np.ones(100), np.where(np.arange(100) < 20, 0, 1.0)
   with pytest.raises(ValueError, match=r'no kappa bounds the error at quantile 0\.9: at 20\.0% of the steps'):
@@ -68,7 +77,8 @@ def test_violations_are_counted():
 
 
 def entry(**changes):
-  return {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'kappa': {'0.9': 2.5, '0.99': 4.0}} | changes
+  known = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'drift_radius': 0.3}
+  return known | {'kappa': {'0.9': 2.5, '0.99': 4.0}} | changes
 
 
 @pytest.fixture
@@ -93,6 +103,9 @@ def test_certified_takes_the_kappa_of_its_quantile_and_a_given_one_wins(place):
   assert take(quantile=0.9).knobs['kappa'] == 3.0
   assert take(drift='hidden').knobs['kappa'] == 7.0
   assert take(kappa=1.5).knobs['kappa'] == 1.5
+  # A certificate is for the drifts that it was measured at, unless somebody wants another radius.
+  assert take().knobs['drift_radius'] == 0.3 and take(drift_radius=0.1).knobs['drift_radius'] == 0.1
+  assert take(kappa=1.5).knobs['drift_radius'] == 0
   assert [file.name for file in folder.iterdir()] == ['refresh.json']
 
 
@@ -112,20 +125,28 @@ def test_files_that_must_not_be_believed(place, llada_tiny):
   with pytest.raises(ValueError, match=r'quantile must be one that .* has, 0.9, 0.99, got 0.95'):
     take(quantile=0.95)
   good = path.read_text()
-  for wrong in (
-    good[: len(good) // 2],
-    '[]',
-    '{"format_version": 1}',
-    good.replace('"format_version": 1', '"format_version": 2'),
-    good.replace('2.5', '-2.5'),
-    good.replace('2.5', '0'),
-    good.replace('2.5', 'NaN'),
-    good.replace('"0.9"', '"1.9"'),
+  for wrong, reason in (
+    (good[: len(good) // 2], r'cannot be read as a calibration'),
+    ('[]', r'must be an object of JSON with format_version 1'),
+    ('{}', r'must be an object of JSON with format_version 1'),
+    ('{"format_version": 1}', r'calibrations must be a list, got None'),
+    (good.replace('"format_version": 1', '"format_version": 2'), r'with format_version 1'),
+    (good.replace('2.5', '-2.5'), r'entry 0: kappa must be positive, got -2\.5'),
+    (good.replace('2.5', '0'), r'entry 0: kappa must be positive, got 0'),
+    (good.replace('2.5', 'NaN'), r'entry 0: kappa must be positive, got nan'),
+    (good.replace('2.5', '"3"'), r'entry 0: kappa must be a number'),
+    (good.replace('"0.9"', '"1.9"'), r'entry 0: quantile must be a number between 0 and 1, both excluded, got 1\.9'),
+    (good.replace('"0.9"', '"most"'), r"entry 0: quantile must be a number between 0 and 1, both excluded, got 'most'"),
+    (good.replace('"drift": "token"', '"drift": 1'), r'entry 0: dtype, decoder, drift must be texts'),
+    (good.replace('"drift_radius": 0.3', '"drift_radius": null'), r'entry 0: drift_radius must be a number'),
   ):
     assert wrong != good
     path.write_text(wrong)
-    with pytest.raises(ValueError, match=r'refresh\.json is not a calibration: '):
+    with pytest.raises(ValueError, match=reason + r'.*; remove it and run tools/calibrate_refresh\.py again') as raised:
       take()
+    assert str(raised.value).count('\n') == 0 and str(path) in str(raised.value)
+  with pytest.raises(ValueError, match='kappa must be positive, got 0'):
+    calibration.write_calibration(path, manifest, entry(kappa={'0.9': 0.0}))
   path.unlink()
   calibration.write_calibration(path, read_manifest(llada_tiny.path), entry())
   with pytest.raises(ValueError, match=r'refresh\.json was calibrated for another checkpoint'):
@@ -153,7 +174,12 @@ def test_the_tool_from_prompts_to_a_run(text_path, tmp_path, capsys):
   manifest = read_manifest(folder)
   settings = calibration.calibrated(settings_of(manifest, quantile=0.9), folder, manifest, 'float32')
   assert settings.knobs['kappa'] == found['kappa']['0.9']
-  # What it cannot fit is told, and the file stays as it was.
+  # What it cannot fit is told, and what it can is kept.
+  assert run('--quantiles=0.5,0.9999', *decoding) == 1
+  said = capsys.readouterr()
+  assert 'quantile 0.5: kappa' in said.out and 'quantile 0.9999 needs at least 29956 reuse steps' in said.err
+  content = json.loads((folder / 'refresh.json').read_text())
+  assert set(content['calibrations'][0]['kappa']) == {'0.5'}
   assert run('--quantiles=0.9999', *decoding) == 1
   assert 'quantile 0.9999 needs at least 29956 reuse steps' in capsys.readouterr().err
   assert json.loads((folder / 'refresh.json').read_text()) == content
@@ -165,7 +191,8 @@ def test_the_tool_from_prompts_to_a_run(text_path, tmp_path, capsys):
     (['--quantiles=1.5'], 'quantile must be a number between 0 and 1, both excluded, got 1.5'),
     (['--quantiles=0.9,'], "quantile must be a number between 0 and 1, both excluded, got ''"),
     ([], 'input must be a file of JSON lines that exists, got None'),
-    (['--refresh=certified'], 'kappa must be given with refresh certified'),
+    (['--refresh=certified'], 'refresh certified must not be given without kappa, which is to be found here'),
+    (['--quantile=0.9'], 'quantile must not be given: quantiles says for which shares'),
     (['--refresh=certified', '--kappa=0'], 'kappa must be positive, got 0'),
     (['--anchors=0'], 'anchors'),
   ],

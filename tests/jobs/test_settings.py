@@ -160,7 +160,7 @@ def test_certified_waits_for_its_kappa():
   assert not settings.is_calibrated
   with pytest.raises(ValueError, match='kappa must be given with refresh certified, or calibrated'):
     settings.row({})
-  assert settings.row({'kappa': 2.0})['kappa'] == settings.with_kappa(2.0).row({})['kappa'] == 2.0
+  assert settings.row({'kappa': 2.0})['kappa'] == settings.with_calibration(2.0, 0.3).row({})['kappa'] == 2.0
   given = make_settings(CONFIG, {'refresh': 'certified', 'kappa': 3})
   assert given.is_calibrated and given.row({})['kappa'] == 3.0
   pooled = make_settings(CONFIG, {'anchors': 3, 'on_low_margin': 'same_step'}).config(16)

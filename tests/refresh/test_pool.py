@@ -28,9 +28,10 @@ def shown(state, canvas):
   return dataclasses.replace(state, canvas=canvas, pending=canvas == canvas[0, -1], block_step=state.block_step * 0)
 
 
-def visit(params, cfg, names, rows=4):
+def visit(params, cfg, names, rows=4, **knobs):
   """Shows a row canvases A, B, ... one a step; returns the states after each and the logits."""
-  state = programs.start(programs.prompts(1, LENGTHS[:rows]), cfg, drift_radius=0.2, cfg_scale=1.0 * cfg.guidance)
+  knobs = {'drift_radius': 0.2, 'cfg_scale': 1.0 * cfg.guidance} | knobs
+  state = programs.start(programs.prompts(1, LENGTHS[:rows]), cfg, **knobs)
   mask, states = cfg.model.mask_id, []
   canvas = {name: np.full(cfg.canvas_length, mask) for name in 'ABC'}
   for name, token in (('B', 40), ('C', 77)):
@@ -79,6 +80,38 @@ def test_an_anchor_made_anew_stands_once(setting):
   anchors = {tuple(row) for row in [*np.asarray(state.cache.pool.anchor[0]), np.asarray(state.cache.anchor[0])]}
   assert len(anchors) == 3
   assert sorted([*state.cache.pool.age[0].tolist(), state.cache.age[0].item()]) == [1, 2, 3]
+
+
+def test_a_refresh_in_the_step_of_a_reuse_keeps_the_anchor_before(llada_tiny):
+  cfg = programs.config(llada_tiny, 'llada', anchors=2, on_low_margin='same_step')
+  states = [state for state, _ in visit(llada_tiny.params, cfg, 'AaAa', kappa=1e6)]
+  assert [bool(state.refreshed.all()) for state in states] == [True, True, False, False]
+  for kept, other in zip(states[0].cache.k + states[0].cache.v, states[2].cache.k + states[2].cache.v, strict=True):
+    np.testing.assert_array_equal(kept, other)
+  np.testing.assert_array_equal(states[1].counters.nfe, 3)
+
+
+def test_the_anchor_of_a_canvas_is_the_nearest_by_any_measure(llada_tiny):
+  """By hidden states, which are those of the step before, B would be."""
+  cfg = programs.config(llada_tiny, 'llada', anchors=2, drift='hidden')
+  states = visit(llada_tiny.params, cfg, 'ABA', drift_radius=1.0, refresh_interval=2)
+  # In step 1 the clock lets B reuse A's prompt; in step 2 it refreshes at A.
+  assert states[2][0].refreshed.all() and (states[2][0].cache.pool.age == -1).all()
+  states = visit(llada_tiny.params, cfg, 'ABA', drift_radius=1e-3)
+  assert (states[2][0].cache.anchor == states[0][0].cache.anchor).all()
+
+
+def test_no_canvas_stands_twice_and_places_of_old_anchors_are_free(llada_tiny):
+  cfg = programs.config(llada_tiny, 'llada', anchors=3)
+  tokens = lambda state: [state.cache.anchor[0, 0].item(), *state.cache.pool.anchor[0, :, 0].tolist()]
+  states = [state for state, _ in visit(llada_tiny.params, cfg, 'ABBA', rows=1, max_age=2)]
+  mask = cfg.model.mask_id
+  # Both are too old by then. A is made anew in its own place, into which B goes.
+  assert tokens(states[2]) == [40, mask, mask] and tokens(states[3]) == [mask, 40, mask]
+  assert states[3].cache.pool.age[0].tolist() == [3, -1]
+  # A is too old when C comes: B takes its place, not the empty one.
+  state = visit(llada_tiny.params, cfg, 'ABC', rows=1, max_age=2)[-1][0]
+  assert tokens(state) == [77, 40, mask] and state.cache.pool.age[0].tolist() == [2, -1]
 
 
 def test_an_anchor_that_is_too_old_is_not_taken(llada_tiny):
