@@ -4,7 +4,7 @@ A row's sequence is [prompt (left-padded to P) | canvas (G) | shadow (B)]. The s
 tokens at the positions of the current block, seen by nobody else, that see the prompt, the canvas but each its own
 twin, and the shadow. A *refresh* feeds all of it and keeps the prompt's keys and values; a *reuse* feeds canvas and
 shadow against the kept ones. Which is exact and which is stale: keys and values of canvas and shadow are always those
-of this step; the prompt's are those of the row's last refresh, `cache.age` steps ago (the first layer's never change).
+of this step; the prompt's are those of the row's anchor, `cache.age` steps old (the first layer's never change).
 
 Axes: B batch, P prompt, G canvas, R decision rows, T query rows, S keys, V vocab.
 """

@@ -92,7 +92,6 @@ class DecodeConfig:
     early_stop: whether a row ends at an end token that no mask stands before.
     end_ids: the end tokens.
     drift: the drift measure of the refresh rule, `token`, `embedding` or `hidden`.
-    probe_layer: layers before the hidden states that `hidden` compares, in [0, n_layers); None is half of them.
     anchors: anchors per row whose prompt keys and values are kept, the active one among them.
     on_low_margin: what follows a reuse whose margin does not suffice, a refresh in the `next_step`, or one in the
       `same_step`, whose decision it replaces.
@@ -114,7 +113,6 @@ class DecodeConfig:
   early_stop: bool = True
   end_ids: tuple[int, ...] = ()
   drift: str = 'token'
-  probe_layer: int | None = None
   anchors: int = 1
   on_low_margin: str = 'next_step'
   trace_steps: int = 0
@@ -138,8 +136,6 @@ class DecodeConfig:
     for token in self.end_ids:
       if not 0 <= token < self.model.vocab_size or token == self.model.mask_id:
         raise ValueError(f'end_ids must be token ids other than the mask {self.model.mask_id}, got {token}')
-    if self.probe_layer is not None and not 0 <= self.probe_layer < self.model.n_layers:
-      raise ValueError(f'probe_layer must be in [0, n_layers={self.model.n_layers}), got {self.probe_layer}')
     if self.anchors < 1:
       raise ValueError(f'anchors must be at least 1, got {self.anchors}')
     if self.trace_steps < 0:
@@ -153,9 +149,7 @@ class DecodeConfig:
   @property
   def probe(self) -> int | None:
     """Layers before the hidden states that a forward must give; None where the drift needs none."""
-    if self.drift != 'hidden':
-      return None
-    return self.model.n_layers // 2 if self.probe_layer is None else self.probe_layer
+    return self.model.n_layers // 2 if self.drift == 'hidden' else None
 
   @property
   def allows_mask(self) -> bool:

@@ -99,7 +99,7 @@ class PromptCache:
 
   k: tuple[Array, ...]  # a layer each: [B, P, K, H], after RoPE
   v: tuple[Array, ...]  # a layer each: [B, P, K, H]
-  anchor: Array  # int32 [B, G], the canvas that the row's last refresh read
+  anchor: Array  # int32 [B, G], the canvas that they were computed with, by the row's last refresh if anchors = 1
   age: Array  # int32 [B], steps since that refresh; -1 before the first one
   prompt_valid: Array  # bool [B, P], False at left padding
   anchor_hidden: Array | None  # [B, G, D], hidden states of the canvas in that refresh; only for the drift `hidden`
@@ -138,7 +138,7 @@ class Counters:
   """What a row has done so far, int32 [B] each."""
 
   steps: Array
-  nfe: Array  # forwards of the row: one a step, two under guidance
+  nfe: Array  # forwards: one a step and one for a refresh after a reuse in it; under guidance twice that
   refreshes: Array
   accepted: Array
   remasked: Array

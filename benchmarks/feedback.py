@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from trajectory import COLORS
 from trajectory import batches
+from trajectory import check_files
 from trajectory import prepared
 from trajectory import print_rows
 from trajectory import write_json
@@ -220,6 +221,7 @@ def draw(path: Path, told: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'there are no positional arguments, got {argv[1]!r}')
+  check_files(_JSON.value, _FIGURE.value)
   evaluation, told = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value), []
   for plan in map(with_one_answer, evaluation.plans):
     mine = [

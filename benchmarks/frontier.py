@@ -22,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 from trajectory import COLORS
 from trajectory import batches
+from trajectory import check_files
 from trajectory import paired_bootstrap
 from trajectory import prepared
 from trajectory import print_rows
@@ -151,6 +152,7 @@ def draw_matched(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'there are no positional arguments, got {argv[1]!r}')
+  check_files(_JSON.value, _FIGURE.value)
   labels = _COMPARE.value.split(',')
   wanted = [label for label in _MATCHED.value.split(',') if label]
   if labels[0] != 'always' or not set(wanted) <= set(labels):

@@ -28,6 +28,7 @@ from scipy import stats
 from trajectory import COLORS
 from trajectory import at_times
 from trajectory import batches
+from trajectory import check_files
 from trajectory import prepared
 from trajectory import print_rows
 from trajectory import write_json
@@ -210,6 +211,7 @@ def draw(path: Path, told: Sequence[Mapping[str, Any]]) -> None:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'there are no positional arguments, got {argv[1]!r}')
+  check_files(_JSON.value, _FIGURE.value)
   evaluation, told = prepared(_TASKS.value, _N.value, 'once', _BATCH.value), []
   for plan in evaluation.plans:
     one = summary(plan.source.name, observe(evaluation, plan))

@@ -9,7 +9,9 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+import sys
 
+from absl import flags
 from absl import logging
 import jax
 from jax import Array
@@ -23,11 +25,13 @@ from archer_jax.config import DecodeConfig
 from archer_jax.decode import decode_step
 from archer_jax.evaluate.__main__ import parse
 from archer_jax.evaluate.compare import Plan
+from archer_jax.evaluate.figure import check_figure
 from archer_jax.evaluate.run import Evaluation
 from archer_jax.evaluate.run import prepare
 from archer_jax.jobs.batching import batch_config
 from archer_jax.jobs.batching import batch_state
 from archer_jax.jobs.batching import row_seed
+from archer_jax.jobs.output import check_writable
 from archer_jax.text import Tokenizer
 from archer_jax.types import DecodeState
 
@@ -36,11 +40,14 @@ COLORS = ('#000000', '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56
 
 
 def prepared(tasks: str, n: int, compare: str, batch_size: int, *others: str) -> Evaluation:
-  """The evaluation that the command line of `python -m archer_jax.evaluate` would run."""
+  """The evaluation that the command line of `python -m archer_jax.evaluate` would run; exits on what it refuses."""
   # Orbax reports every step of every restore.
   logging.set_verbosity(logging.WARNING)
-  flags = (f'--tasks={tasks}', f'--n={n}', f'--compare={compare}', f'--batch_size={batch_size}', '--dtype=float32')
-  return prepare(parse(['evaluate', *flags, *others]), 'float32', runtime.facts)
+  given = (f'--tasks={tasks}', f'--n={n}', f'--compare={compare}', f'--batch_size={batch_size}', '--dtype=float32')
+  try:
+    return prepare(parse(['evaluate', *given, *others]), 'float32', runtime.facts)
+  except (ValueError, OSError, flags.Error) as error:
+    sys.exit(f'error: {error}')
 
 
 def batches(
@@ -87,6 +94,18 @@ def paired_bootstrap(mine: Sequence[bool], other: Sequence[bool]) -> dict[str, f
   draws = np.random.default_rng(0).integers(len(gains), size=(_DRAWS, len(gains)))
   low, high = np.quantile(gains[draws].mean(axis=1), (0.025, 0.975)).tolist()
   return {'gain': float(gains.mean()), 'gain_low': low, 'gain_high': high}
+
+
+def check_files(json_path: str | None, figure: str | None) -> None:
+  """Exits where the results could not be written, before anything is decoded."""
+  try:
+    for field, path in (('json', json_path), ('figure', figure)):
+      if path is not None:
+        check_writable(field, Path(path).parent)
+    if figure is not None:
+      check_figure(Path(figure))
+  except ValueError as error:
+    sys.exit(f'error: {error}')
 
 
 def write_json(path: str | None, content: object) -> None:

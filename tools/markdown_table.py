@@ -10,13 +10,24 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import json
 from pathlib import Path
+import sys
 from typing import Any
 
 from absl import app
 from absl import flags
 
 _SETTINGS = flags.DEFINE_list('settings', None, 'the settings to show, between commas; by default all')
-_COLUMNS = ('task', 'setting', 'Pass@1 (95 %)', 'won-lost, p', 'steps', 'refreshes', 'taken back', 'time', 'count')
+_COLUMNS = (
+  'task',
+  'setting',
+  'Pass@1 (95 %)',
+  'won-lost, p',
+  'steps',
+  'refreshes',
+  'taken back',
+  'time ratio',
+  'count ratio',
+)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -25,15 +36,16 @@ def read_records(path: Path) -> list[dict[str, Any]]:
   Raises:
     ValueError: it is none.
   """
+  if not path.is_file():
+    raise ValueError(f'there is no file {path}')
   try:
     content = json.loads(path.read_text('utf-8'))
-    return [{**record, 'pass_at_1': float(record['pass_at_1'])} for record in _points(content)]
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{path} must be a file of --json of archer_jax.evaluate or of frontier.py: {error!r}') from error
-
-
-def _points(content: Any) -> list[Mapping[str, Any]]:
-  return content['points'] if isinstance(content, dict) else content
+    records = content['points'] if isinstance(content, dict) else content
+    for record in records:
+      _figures(record)
+    return records
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'{path} must be a file of --json of archer_jax.evaluate or of benchmarks/frontier.py') from error
 
 
 def markdown(records: Sequence[Mapping[str, Any]], settings: Sequence[str] | None = None) -> str:
@@ -62,11 +74,9 @@ def _figures(record: Mapping[str, Any]) -> tuple[str, ...]:
   interval = f'{percent(record["ci_low"])}-{percent(record["ci_high"])}'
   ratio = lambda value: '' if value is None else f'{value:.2f}x'
   p = '<.001' if record['p_value'] < 0.001 else f'{record["p_value"]:.2f}'
-  # The setting that the others are compared with has nothing to win from itself.
-  paired = f'{record["wins"]}-{record["losses"]}, {p}' if record['wins'] or record['losses'] else ''
   return (
     f'{percent(record["pass_at_1"])} % ({interval})',
-    paired,
+    f'{record["wins"]}-{record["losses"]}, {p}',
     f'{record["steps"]:.1f}',
     f'{percent(record["refresh_share"])} %',
     f'{record["remasked"]:.1f}',
@@ -86,7 +96,7 @@ def main(argv: list[str]) -> None:
   try:
     print(markdown(read_records(Path(argv[1])), _SETTINGS.value))
   except ValueError as error:
-    raise app.UsageError(str(error)) from error
+    sys.exit(f'error: {error}')
 
 
 if __name__ == '__main__':

@@ -60,16 +60,20 @@ class _KnobParser(flags.ArgumentParser):
     return 'int' if self._spec.integer else 'float'
 
 
-class _SettingParser(_KnobParser):
+class _SettingParser(flags.ArgumentParser):
   """Reads a number and checks it as `check_setting` does."""
 
   def __init__(self, name: str):
-    super().__init__(name, KNOBS['kappa'])
+    super().__init__()
+    self._name = name
 
   def parse(self, argument: Any) -> float:
     with contextlib.suppress(ValueError):
       argument = float(argument)
     return check_setting(self._name, argument)
+
+  def flag_type(self) -> str:
+    return 'float'
 
 
 class Definer:

@@ -51,9 +51,17 @@ SWITCHES: Mapping[str, SwitchSpec] = {
   'logits_eos_inf': SwitchSpec('suppress_eos', 'never write the end token', _BLOCKS),
   'confidence_eos_eot_inf': SwitchSpec('defer_end', 'write end tokens last', _BLOCKS),
   'early_stop': SwitchSpec('early_stop', 'end a row at an end token that no mask stands before'),
-  'drift': SwitchSpec('drift', 'how the distance of the canvas from its last refresh is measured'),
-  'anchors': SwitchSpec('anchors', 'refreshes of a row whose prompt is kept; a step takes the nearest'),
-  'on_low_margin': SwitchSpec('on_low_margin', 'when a reuse step whose margin is too small is followed by a refresh'),
+  'drift': SwitchSpec(
+    'drift', 'distance of the canvas from that of its last refresh: by changed tokens, embeddings or hidden states'
+  ),
+  'anchors': SwitchSpec(
+    'anchors',
+    'kept prompts of a row, each of another canvas, of which a step takes the nearest; each takes as much memory',
+  ),
+  'on_low_margin': SwitchSpec(
+    'on_low_margin',
+    'where a reuse step decided by too small a margin, refresh in the next step, or decide anew in the same',
+  ),
 }
 
 # What each refresh rule leaves to the user; no rule reads a name of this table that is not listed for it.

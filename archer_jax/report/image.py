@@ -27,6 +27,7 @@ NAMES = {
 }
 _REFRESH = '#8E44AD'
 _LINE = '#222222'
+_BOUND = '#D55E00'
 _DPI = 150
 
 
@@ -77,9 +78,10 @@ def draw_recording(path: Path, recording: Recording) -> None:
   drift.set_ylabel('drift (share\nof positions)' if kind == 'token' else f'{kind} drift\n(0 to 1)')
   drift.set_ylim(0, max(1.15 * float(recording.drift.max()), 1.3 * (recording.radius or 0), 0.05))
   if recording.radius is not None:
-    drift.axhline(recording.radius, color='#D55E00', linestyle='--', linewidth=1)
+    drift.axhline(recording.radius, color=_BOUND, linestyle='--', linewidth=1)
 
-  _draw_margin(margin, steps, recording.margin)
+  bound = recording.certificate_bound
+  _draw_margin(margin, steps, recording.margin, bound)
   age.step(steps, np.maximum(recording.age, 0), where='mid', color=_LINE, linewidth=1)
   age.set_ylabel('prompt age\n(steps)')
   age.set_ylim(0, 1.15 * max(int(recording.age.max()), 1))
@@ -100,22 +102,25 @@ def draw_recording(path: Path, recording: Recording) -> None:
     Patch(facecolor=COLORS[s], edgecolor='#888888', label=NAMES[s]) for s in Standing if (standings == s).any()
   ]
   handles.append(Line2D([], [], color=_REFRESH, marker='v', label='refresh'))
-  if recording.radius is not None:
-    handles.append(
-      Line2D([], [], color='#D55E00', linestyle='--', label=f'drift radius {recording.radius:g}: refresh above it')
-    )
+  limits = [] if recording.radius is None else [f'drift radius {recording.radius:g}: refresh above it']
+  if bound is not None:
+    limits.append('kappa x drift: a reuse whose margin is above it is certified')
+  handles += [Line2D([], [], color=_BOUND, linestyle='--', label=limit) for limit in limits]
   # About two inches to an entry.
   columns = min(len(handles), max(2, int(width / 2.4)))
   figure.legend(handles=handles, loc='outside lower center', ncols=columns, frameon=False, fontsize=9)
   figure.savefig(path, dpi=_DPI)
 
 
-def _draw_margin(panel, steps: np.ndarray, margin: np.ndarray) -> None:
+def _draw_margin(panel, steps: np.ndarray, margin: np.ndarray, bound: np.ndarray | None) -> None:
   """Margins span orders of magnitude; one that nothing bounds stands at the top, one of a tie at the bottom."""
-  positive = margin[np.isfinite(margin) & (margin > 0)]
+  shown = margin if bound is None else np.concatenate([margin, bound])
+  positive = shown[np.isfinite(shown) & (shown > 0)]
   low, high = (float(positive.min()), float(positive.max())) if positive.size else (0.1, 1.0)
   low, high = low / 2, high * 2
   panel.set_yscale('log')
   panel.set_ylim(low, high)
   panel.plot(steps, np.clip(margin, low, high), color=_LINE, marker='.', markersize=4, linewidth=1)
+  if bound is not None:
+    panel.plot(steps, np.clip(bound, low, high), color=_BOUND, linestyle='--', linewidth=1)
   panel.set_ylabel('margin\n(logits)')

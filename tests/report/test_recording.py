@@ -28,12 +28,10 @@ def test_read_back(tmp_path):
   assert recording.summary() == 'wino, refresh archer: 4 steps, 2 refreshes (50%), 5 tokens committed, 2 taken back'
 
 
-def test_traces_without_reasons_and_texts(tmp_path):
+def test_a_trace_without_texts(tmp_path):
   given = arrays()
-  for name in ('reason_per_step', 'reason_names', 'token_ids', 'token_texts'):
-    del given[name]
-  recording = make_recording(given, 'x')
-  assert recording.reason is None and recording.texts is None and recording.reason_names == ()
+  del given['token_texts']
+  assert make_recording(given, 'x').texts is None
 
 
 def test_no_trace(tmp_path):
@@ -75,7 +73,16 @@ def test_arrays_with_objects_are_not_loaded(tmp_path):
   [
     ({'margin_per_step': np.zeros(3)}, r'must have one margin_per_step for each of its 4 steps, got \(3,\)'),
     ({'canvas_after_step': np.zeros((0, 3), np.int32)}, r'canvas_after_step of steps x positions, got \(0, 3\)'),
-    ({'settings': np.asarray('{')}, 'must have its settings as JSON'),
+    ({'settings': np.asarray('{')}, 'must have its settings as an object of JSON'),
+    ({'settings': np.asarray('[]')}, 'must have its settings as an object of JSON'),
+    ({'settings': np.asarray('{"drift_radius": "x"}')}, 'must have its settings as an object of JSON'),
+    ({'drift_per_step': np.full(4, np.nan)}, 'finite numbers in drift_per_step'),
+    ({'drift_per_step': np.asarray(['a'] * 4)}, r'floating-point numbers with 1 axes in drift_per_step, got <U1'),
+    ({'refresh_per_step': np.ones(4, int)}, r'true or false with 1 axes in refresh_per_step, got int64'),
+    ({'canvas_after_step': np.zeros((4, 3))}, r'whole numbers with 2 axes in canvas_after_step, got float64'),
+    ({'mask_id': np.array([9])}, r'whole numbers with 0 axes in mask_id, got int64 of shape \(1,\)'),
+    ({'id': np.array(['a', 'b'])}, r'any value with 0 axes in id'),
+    ({'prompt_ids': np.ones((2, 2), int)}, r'whole numbers with 1 axes in prompt_ids'),
     ({'token_texts': np.asarray(['a'])}, 'one of token_texts for each of token_ids'),
     ({'token_ids': np.array([1, 2, 3, 5, 9])}, 'must have the text of every token, but lacks that of 4'),
   ],
