@@ -128,3 +128,11 @@ def test_what_a_trace_says_of_itself(text):
   assert [1 << bit for bit, _ in enumerate(arrays['reason_names'])] == [reason.value for reason in Reason]
   assert arrays['reason_names'][0] == 'first'
   assert 'token_texts' not in output.trace_arrays(given, make_settings(CONFIG, {}), None)
+
+
+def test_names_of_traces():
+  for plain in ('a', 'a.b-c_1', '7', 7, 'x' * 200):
+    assert output.file_stem(plain, 3) == str(plain)
+  # `.` would be the folder itself, and what is made from it would stand beside it.
+  for other in ('.', '..', '.a', 'a/b', '', 'x' * 201, 'é', None, True, 1.5, [1]):
+    assert output.file_stem(other, 3) == '00000003'
