@@ -33,7 +33,6 @@ from archer_jax.evaluate import table
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.compare import Trial
 from archer_jax.evaluate.compare import play
-from archer_jax.evaluate.figure import draw_figure
 from archer_jax.evaluate.record import records
 from archer_jax.evaluate.run import Evaluation
 from archer_jax.jobs.generate import Timing
@@ -124,6 +123,41 @@ def matched(evaluation: Evaluation, plan: Plan, label: str, trials: Sequence[Tri
   ]
 
 
+def draw_points(path: Path, points: Sequence[Mapping[str, Any]]) -> None:
+  """Pass@1 over speed, a panel for each task and a line for each rule, at the thresholds that are recommended."""
+  from matplotlib.figure import Figure
+
+  tasks = list(dict.fromkeys(point['task'] for point in points))
+  points = [point for point in points if '+' not in point['setting']]
+  rules = list(dict.fromkeys(point['setting'].partition(':')[0] for point in points))
+  figure = Figure(figsize=(4.4 * len(tasks), 4.2), layout='constrained')
+  panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
+  for panel, task in zip(panels, tasks, strict=True):
+    mine = [point for point in points if point['task'] == task]
+    base = next(point['pass_at_1'] for point in mine if point['setting'] == 'always')
+    panel.axhline(100 * base, color='gray', linewidth=1, linestyle=':')
+    for number, rule in enumerate(rules):
+      line = sorted((p for p in mine if p['setting'].partition(':')[0] == rule), key=lambda p: p['speedup_wall'])
+      if not line:
+        continue
+      x, y = [p['speedup_wall'] for p in line], [100 * p['pass_at_1'] for p in line]
+      # Of the paired difference to `always`, which has none itself.
+      spans = [[100 * (p['gain'] - p['gain_low']) for p in line], [100 * (p['gain_high'] - p['gain']) for p in line]]
+      look = {'color': COLORS[number % len(COLORS)], 'fmt': f'-{"osD^v"[number % 5]}'}
+      panel.errorbar(x, y, yerr=spans, **look, capsize=2, elinewidth=0.8, label=rule)
+      for point, left, up in zip(line, x, y, strict=True):
+        panel.annotate(
+          point['setting'].partition(':')[2], (left, up), xytext=(4, 4), textcoords='offset points', color=look['color']
+        )
+    panel.set_title(f'{task}, {mine[0]["n"]} problems', fontsize=10)
+    panel.set_xlabel('times as fast as always (wall time)')
+    panel.grid(alpha=0.25)
+  panels[0].set_ylabel('Pass@1 in %\n(95 % interval of the difference to always)')
+  handles, labels = panels[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc='outside lower center', ncols=len(labels), frameon=False)
+  figure.savefig(path, dpi=150)
+
+
 def draw_matched(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
   """Gain of the rule over clock and chance, per task and setting."""
   from matplotlib.figure import Figure
@@ -177,7 +211,7 @@ def main(argv: list[str]) -> None:
     write_json(_JSON.value, {'points': points, 'matched': rows, 'run': dict(evaluation.facts)})
     if _FIGURE.value is not None:
       path = Path(_FIGURE.value)
-      draw_figure(path, points, 'always')
+      draw_points(path, points)
       if rows:
         draw_matched(path.with_name(f'{path.stem}-matched{path.suffix}'), rows)
 
