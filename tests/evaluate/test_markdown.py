@@ -17,6 +17,7 @@ FIGURES = ROOT / 'docs' / 'figures'
     ('README.md', 'frontier.json', ['always', 'archer:0.25', 'once', 'interval:4']),
     ('docs/defaults.md', 'frontier.json', None),
     ('docs/defaults.md', 'frontier-long.json', None),
+    ('docs/defaults.md', 'frontier-age.json', None),
   ],
 )
 def test_a_page_shows_the_table_of_its_figures(page, file, settings):
