@@ -201,3 +201,16 @@ def test_flags_of_the_tool_that_are_wrong(text_path, flags, message, capsys):
   assert TOOL['main'](['calibrate', f'--checkpoint={text_path}', *flags]) == 1
   error = capsys.readouterr().err
   assert message in error and error.count('\n') == 1
+
+
+def test_the_bundled_model_is_calibrated():
+  manifest = read_manifest(None)
+  kappas = []
+  for quantile in (0.9, 0.99, 0.999):
+    settings = calibration.calibrated(settings_of(manifest, quantile=quantile), None, manifest, 'float32')
+    kappas.append(settings.knobs['kappa'])
+  assert kappas == sorted(kappas)
+  (entry,) = calibration.read_calibrations(calibration.calibration_file(None), manifest)
+  for quantile, held in entry['held_out'].items():
+    assert held['beyond'] <= (1 - float(quantile)) * held['steps'], (quantile, held)
+    assert held['wrong'] <= held['beyond']
