@@ -94,11 +94,13 @@ def test_a_refresh_in_the_step_of_a_reuse_keeps_the_anchor_before(llada_tiny):
 def test_the_anchor_of_a_canvas_is_the_nearest_by_any_measure(llada_tiny):
   """By hidden states, which are those of the step before, B would be."""
   cfg = programs.config(llada_tiny, 'llada', anchors=2, drift='hidden')
-  states = visit(llada_tiny.params, cfg, 'ABA', drift_radius=1.0, refresh_interval=2)
-  # In step 1 the clock lets B reuse A's prompt; in step 2 it refreshes at A.
-  assert states[2][0].refreshed.all() and (states[2][0].cache.pool.age == -1).all()
-  states = visit(llada_tiny.params, cfg, 'ABA', drift_radius=1e-3)
-  assert (states[2][0].cache.anchor == states[0][0].cache.anchor).all()
+  state = visit(llada_tiny.params, cfg, 'AB', refresh_interval=1)[-1][0]
+  state = programs.set_knobs(state, refresh_interval=0, drift_radius=1.0)
+  state = shown(dataclasses.replace(state, done=state.done & False), np.full(cfg.canvas_length, cfg.model.mask_id))
+  assert (state.cache.anchor[:, 0] == 40).all()
+  found = plan(llada_tiny.params, state, cfg)
+  assert (found.reason == 0).all() and (found.age == 2).all()
+  assert (found.state.cache.anchor == cfg.model.mask_id).all() and (found.state.cache.pool.anchor[:, 0, 0] == 40).all()
 
 
 def test_no_canvas_stands_twice_and_places_of_old_anchors_are_free(llada_tiny):
