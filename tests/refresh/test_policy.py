@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import stub
 
 from archer_jax.config import POLICIES
-from archer_jax.config import DecodeConfig
-from archer_jax.config import ModelConfig
 from archer_jax.config import RefreshPolicy
 from archer_jax.decode import init_state
 from archer_jax.refresh import changed_positions
@@ -30,25 +29,7 @@ def needs_refresh(state):
 
 def config(length=8, **changes):
   """A program of a model that is never run."""
-  model = ModelConfig(
-    family='llada',
-    vocab_size=16,
-    d_model=4,
-    n_layers=1,
-    n_heads=1,
-    n_kv_heads=1,
-    head_dim=4,
-    d_ff=4,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    qkv_bias=False,
-    max_length=512,
-    mask_id=MASK,
-    eos_id=14,
-    pad_id=14,
-    logit_alignment='same_position',
-  )
-  return DecodeConfig(model=model, decoder='llada', canvas_length=length, block_length=length, **changes)
+  return stub.make_config('llada', length, vocab_size=MASK + 1, **changes)
 
 
 def make_state(policy, batch=1, length=8, cfg=None, **knobs):
