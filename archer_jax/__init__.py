@@ -4,43 +4,26 @@ The public names are resolved when they are first used, so that `import archer_j
 """
 
 import importlib
-import sys
-import types
 
 # Public name -> the module that defines it.
 _PUBLIC = {
-  'load': 'archer_jax.checkpoint',
-  'init_state': 'archer_jax.decode',
-  'decode_step': 'archer_jax.decode',
-  'decode': 'archer_jax.decode',
-  'insert_rows': 'archer_jax.slots',
-  'retire_rows': 'archer_jax.slots',
-  'decode_chunk': 'archer_jax.slots',
-  'generate': 'archer_jax.jobs.generate',
-  'Result': 'archer_jax.jobs.generate',
+  'load': 'archer_jax.checkpoints.checkpoint',
+  'init_state': 'archer_jax.loop.step',
+  'decode_step': 'archer_jax.loop.step',
+  'decode': 'archer_jax.loop.decode',
+  'insert_rows': 'archer_jax.loop.slots',
+  'retire_rows': 'archer_jax.loop.slots',
+  'decode_chunk': 'archer_jax.loop.slots',
+  'generate': 'archer_jax.engine.generate',
+  'Result': 'archer_jax.engine.results',
   'ModelConfig': 'archer_jax.config',
   'DecodeConfig': 'archer_jax.config',
   'Knobs': 'archer_jax.types',
   'DecodeState': 'archer_jax.types',
-  'PromptCache': 'archer_jax.types',
   'Status': 'archer_jax.types',
-  'RefreshPolicy': 'archer_jax.config',
 }
 
 __all__ = list(_PUBLIC)
-
-
-class _Package(types.ModuleType):
-  """This module; `archer_jax.decode` is the function, also once the module of that name has been imported."""
-
-  def __setattr__(self, name, value):
-    # The import system binds every submodule to its package.
-    if name in _PUBLIC and isinstance(value, types.ModuleType):
-      value = getattr(value, name)
-    super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name):

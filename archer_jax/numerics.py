@@ -106,6 +106,11 @@ def smallest(values: Array, where: Array) -> Array:
   return jnp.min(jnp.where(where, values, jnp.inf), axis=-1)
 
 
+def select_rows(rows: Array, new: Array, old: Array) -> Array:
+  """Per row: new where `rows` [B] holds, else old, both [B, ...]."""
+  return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - 1)), new, old)
+
+
 def position_keys(seed: Array, stream: int, row_step: Array, index: Array) -> Array:
   """One random key per row and canvas position.
 

@@ -10,6 +10,7 @@ Axes: B batch, P prompt.
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax import Array
@@ -21,12 +22,11 @@ import numpy as np
 
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
-from archer_jax.decode import check_values
-from archer_jax.decode import init_state
+from archer_jax.loop.step import check_values
+from archer_jax.loop.step import init_state
 from archer_jax.model.params import logical_axes
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
-from archer_jax.types import PromptCache
 
 # Logical axis of a parameter, of the cache or of the state -> mesh axis; None is replicated.
 RULES = {
@@ -40,10 +40,6 @@ RULES = {
   'mlp': 'model',
   'vocab': 'model',
 }
-# Of the kept keys and values; all else of a state has rows and whatever is a row's own.
-_KEPT = ('batch', 'length', 'kv_heads', 'head_dim')
-_POOLED = ('batch', 'anchors', 'length', 'kv_heads', 'head_dim')
-
 # The field of the config that gives the size of each logical axis that must divide over `model`.
 _FIELDS = {'heads': 'n_heads', 'kv_heads': 'n_kv_heads', 'mlp': 'd_ff'}
 
@@ -93,20 +89,21 @@ def param_shardings(config: ModelConfig, mesh: Mesh) -> dict:
 def state_shardings(cfg: DecodeConfig, mesh: Mesh) -> DecodeState:
   """The tree of a state of `cfg` with a NamedSharding at each array, whatever the number and lengths of rows."""
   check_divides(cfg.model, mesh)
-  rows = NamedSharding(mesh, partition_spec(('batch',), mesh))
-  kept, pooled = (NamedSharding(mesh, partition_spec(axes, mesh)) for axes in (_KEPT, _POOLED))
-
-  def spread(cache: PromptCache | None) -> PromptCache | None:
-    place = lambda part, where: part and dataclasses.replace(part, k=(where,) * len(part.k), v=(where,) * len(part.v))
-    return cache and dataclasses.replace(place(cache, kept), pool=place(cache.pool, pooled))
+  # Of what is kept the method knows the axes; all else of a state has rows and whatever is a row's own.
+  place = lambda axes: NamedSharding(mesh, partition_spec(axes, mesh))
+  kept = jax.tree.map(place, cfg.reuse_method.kept_axes(cfg), is_leaf=_is_axes)
 
   def any_state():
     prompt = jnp.zeros((1, 0), jnp.int32)
     knobs = Knobs.make(1, gen_length=0, steps=1)
     return init_state(prompt, prompt.astype(bool), knobs, jnp.zeros((1,), jnp.uint32), cfg=cfg)
 
-  state = jax.tree.map(lambda _: rows, jax.eval_shape(any_state))
-  return dataclasses.replace(state, cache=spread(state.cache), cache_uncond=spread(state.cache_uncond))
+  state = jax.tree.map(lambda _: place(('batch',)), jax.eval_shape(any_state))
+  return dataclasses.replace(state, kept=kept)
+
+
+def _is_axes(node: Any) -> bool:
+  return isinstance(node, tuple) and all(isinstance(axis, str) for axis in node)
 
 
 def init_sharded_state(

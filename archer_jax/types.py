@@ -1,18 +1,19 @@
-"""State and cache of a decoding: frozen pytrees that only `dataclasses.replace` changes.
+"""State of a decoding: frozen pytrees that only `dataclasses.replace` changes.
 
-Axes: B batch, P prompt, G canvas, M pooled anchors, K kv heads, H head dim, D embed, S trace steps.
+Axes: B batch, P prompt, G canvas, R decision rows, S trace steps, V vocab.
 """
 
 from collections.abc import Mapping
 import dataclasses
 import enum
+from typing import Any
 
 import jax
 from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
-from archer_jax.config import KNOBS
+from archer_jax import specs
 
 
 class Status(enum.IntEnum):
@@ -26,44 +27,13 @@ class Status(enum.IntEnum):
   EMPTY = 5  # a filler row, nothing was asked of it
 
 
-class Reason(enum.IntFlag):
-  """Why a step refreshed: the clauses of the policy that held, as bits; 0 for a reuse."""
-
-  FIRST = 1  # no anchor yet
-  INTERVAL = 2  # its turn by the clock
-  BLOCK_START = 4  # a new block
-  MAX_AGE = 8  # kept for too long
-  DRIFT = 16  # the canvas is further from its anchor than the radius
-  MARGIN = 32  # the reuse before decided with less than min_margin
-  CERTIFICATE = 64  # the reuse before decided with no more than kappa times its drift
-  SAME_STEP = 128  # this step reused first; its own margin failed the bits MARGIN or CERTIFICATE
-
-
-def _state(cls: type) -> type:
+def frozen_pytree(cls: type) -> type:
   """Makes `cls` a frozen, keyword-only dataclass that is a pytree."""
   return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
 
 
-@_state
-class Knobs:
-  """The numbers a user may tune, one per row; see `config.KNOBS` for their ranges and meaning."""
-
-  gen_length: Array  # int32 [B]
-  steps: Array  # int32 [B]
-  threshold: Array  # float32 [B]
-  threshold_back: Array  # float32 [B]
-  max_accept: Array  # int32 [B]
-  temperature: Array  # float32 [B]
-  top_p: Array  # float32 [B]
-  top_k: Array  # int32 [B]
-  cfg_scale: Array  # float32 [B]
-  alg_temp: Array  # float32 [B]
-  refresh_interval: Array  # int32 [B]
-  refresh_at_block_start: Array  # int32 [B]
-  drift_radius: Array  # float32 [B]
-  min_margin: Array  # float32 [B]
-  kappa: Array  # float32 [B]
-  max_age: Array  # int32 [B]
+class _KnobsOfRows:
+  """The numbers a user may tune, one per row: an array [B] for each of `specs.knobs()`, int32 or float32."""
 
   @classmethod
   def make(cls, batch: int, /, **values: float | int | Array | np.ndarray) -> 'Knobs':
@@ -72,13 +42,14 @@ class Knobs:
     Raises:
       TypeError: a name that is no knob, or fractions where a knob counts.
     """
-    if unknown := sorted(set(values) - set(KNOBS)):
-      raise TypeError(f'{unknown[0]} is no knob; there are {", ".join(KNOBS)}')
+    knobs = specs.knobs()
+    if unknown := sorted(set(values) - set(knobs)):
+      raise TypeError(f'{unknown[0]} is no knob; there are {", ".join(knobs)}')
     columns = {}
-    for name, spec in KNOBS.items():
-      default = values.get('gen_length', KNOBS['gen_length'].default) if spec.default is None else spec.default
-      dtype = jnp.int32 if spec.integer else jnp.float32
-      if spec.integer and not jnp.issubdtype(jnp.result_type(values.get(name, default)), jnp.integer):
+    for name, knob in knobs.items():
+      default = values.get('gen_length', knobs['gen_length'].default) if knob.default is None else knob.default
+      dtype = jnp.int32 if knob.integer else jnp.float32
+      if knob.integer and not jnp.issubdtype(jnp.result_type(values.get(name, default)), jnp.integer):
         raise TypeError(f'{name} must be integers, got {values[name]!r}')
       # A copy per knob: two leaves of a donated state must never share a buffer.
       columns[name] = jnp.array(jnp.broadcast_to(jnp.asarray(values.get(name, default), dtype), (batch,)))
@@ -87,53 +58,86 @@ class Knobs:
   @classmethod
   def stack(cls, rows: list[Mapping[str, float | int]]) -> 'Knobs':
     """One row per mapping from knob names to numbers."""
-    full = [{name: row.get(name, spec.default) for name, spec in KNOBS.items()} for row in rows]
+    knobs = specs.knobs()
+    full = [{name: row.get(name, knob.default) for name, knob in knobs.items()} for row in rows]
     for row in full:
-      row['steps'] = row['gen_length'] if row['steps'] is None else row['steps']
-    return cls.make(len(rows), **{name: np.array([row[name] for row in full]) for name in KNOBS})
+      row |= {name: row['gen_length'] for name, value in row.items() if value is None}
+    return cls.make(len(rows), **{name: np.array([row[name] for row in full]) for name in knobs})
 
 
-@_state
-class PromptCache:
-  """The kept keys and values of the prompt, and the state of the canvas they were computed with."""
-
-  k: tuple[Array, ...]  # a layer each: [B, P, K, H], after RoPE
-  v: tuple[Array, ...]  # a layer each: [B, P, K, H]
-  anchor: Array  # int32 [B, G], the canvas that they were computed with, by the row's last refresh if anchors = 1
-  age: Array  # int32 [B], steps since that refresh; -1 before the first one
-  prompt_valid: Array  # bool [B, P], False at left padding
-  anchor_hidden: Array | None  # [B, G, D], hidden states of the canvas in that refresh; only for the drift `hidden`
-  last_hidden: Array | None  # [B, G, D], likewise of the row's last step
-  pool: 'AnchorPool | None'  # the row's other anchors, with anchors > 1
+Knobs = jax.tree_util.register_dataclass(
+  dataclasses.make_dataclass(
+    'Knobs', [(name, Array) for name in specs.knobs()], bases=(_KnobsOfRows,), frozen=True, kw_only=True
+  )
+)
+Knobs.__doc__, Knobs.__module__ = _KnobsOfRows.__doc__, __name__
 
 
-@_state
-class AnchorPool:
-  """What `PromptCache` holds, of the M = anchors - 1 anchors that are not the active one."""
+@frozen_pytree
+class Shadow:
+  """Rows behind the canvas: masks at the positions of some columns, which see all but their own twin.
 
-  k: tuple[Array, ...]  # a layer each: [B, M, P, K, H]
-  v: tuple[Array, ...]  # a layer each: [B, M, P, K, H]
-  anchor: Array  # int32 [B, M, G]
-  age: Array  # int32 [B, M], -1 where a place is empty
-  used: Array  # int32 [B, M], the row's step at which the anchor ceased to be the active one; -1 for an empty place
-  hidden: Array | None  # [B, M, G, D]
+  Nobody outside sees them. They see the prompt, the canvas without the column they stand for, and themselves.
+  """
 
-
-@_state
-class Trace:
-  """Per-step records of fixed length S; row b holds its first `counters.steps[b]`, as far as they fit."""
-
-  canvas: Array  # int32 [B, S, G], after the step
-  refresh: Array  # bool [B, S]
-  accept: Array  # int32 [B, S]
-  remask: Array  # int32 [B, S]
-  drift: Array  # float32 [B, S], as the step's refresh decision saw it
-  age: Array  # int32 [B, S], likewise; -1 at step 0
-  margin: Array  # float32 [B, S], of the step's own decision
-  reason: Array  # int32 [B, S], bits of `Reason`; 0 where the step reused
+  columns: Array  # int32 [B, n], the twin of each
+  valid: Array  # bool [B, n], False for padding, which nobody sees
+  sees_peers: bool = dataclasses.field(metadata={'static': True})  # whether they see one another too
 
 
-@_state
+@frozen_pytree
+class Views:
+  """What a step asks the model for: logits of canvas columns, and of shadow rows behind them."""
+
+  columns: Array  # int32 [B, R]; one past the row's gen_length is padding
+  shadow: Shadow | None = None
+
+
+@frozen_pytree
+class Update:
+  """What a decoder decided in a step, before the loop counts it and moves on."""
+
+  canvas: Array  # int32 [B, G]
+  accepted: Array  # bool [B, G], written in this step
+  remasked: Array  # bool [B, G], taken back in this step
+  block_done: Array  # bool [B]
+  margin: Array  # float32 [B]
+  decoder: Any  # the decoder's own state after the step
+  seen: dict[str, Array] = dataclasses.field(default_factory=dict)  # [B] each, by the names of its spec
+
+
+@frozen_pytree
+class Work:
+  """What the forwards of a step fed to the model."""
+
+  forwards: Array  # int32 [B], passes that the row went through
+  rows_fed: Array  # int32 [B], its token rows in them; padding does not count
+  rows_recomputed: Array  # int32 [B], its token rows if everything were fed once
+  passes: dict[str, Array]  # int32 scalars: how often the batch went through each of the method's `passes`
+
+
+@frozen_pytree
+class Plan:
+  """What a reuse method is about to do in a step."""
+
+  reuse: Any  # the state to go on with: another anchor may be the active one now
+  kept: Any
+  reason: Array  # int32 [B], bits by the spec's reasons; 0 where the row reuses
+  seen: dict[str, Array]  # [B] each, by the names of its spec
+
+
+@frozen_pytree
+class Outcome:
+  """What the forwards of a step gave."""
+
+  logits: Array  # float32 [B, R + shadow rows, V]
+  reuse: Any
+  kept: Any
+  reason: Array  # int32 [B]; of the plan, and of what was done after it
+  work: Work
+
+
+@frozen_pytree
 class Counters:
   """What a row has done so far, int32 [B] each."""
 
@@ -143,31 +147,30 @@ class Counters:
   accepted: Array
   remasked: Array
   flip_flops: Array  # re-masked and later committed again as the same token
+  rows_fed: Array  # see `Work`
+  rows_recomputed: Array
 
 
-@_state
+@frozen_pytree
 class DecodeState:
   """Everything a denoising step reads and writes."""
 
   prompt_tokens: Array  # int32 [B, P], left-padded
+  prompt_valid: Array  # bool [B, P], False at left padding
   canvas: Array  # int32 [B, G]
   knobs: Knobs
   seed: Array  # uint32 [B]
   row_step: Array  # int32 [B], the row's own step from 0, through all blocks
   block: Array  # int32 [B], the current block
   block_step: Array  # int32 [B], the row's step within its block
-  pending: Array  # bool [B, G], positions of the current block that WINO still has to commit
-  last_accept: Array  # int32 [B], tokens that WINO committed in the step before
   taken_back: Array  # int32 [B, G], the token last re-masked at a position that is a mask since, else -1
-  cache: PromptCache
-  cache_uncond: PromptCache | None  # of the unconditional rows under guidance
-  refreshed: Array  # bool [B], whether the last step refreshed
-  margin: Array  # float32 [B], of the last step's decision; infinite before the first one
-  drift: Array  # float32 [B], of the canvas that the last step read, known behind its forward; 0 where it refreshed
+  decoder: Any  # the decoder's own state, arrays [B, ...]
+  reuse: Any  # the reuse method's own state, arrays [B, ...]
+  kept: Any  # what the reuse method keeps of the model, [B, ...]; it is never moved from slot to slot
   done: Array  # bool [B]
   status: Array  # int32 [B], a `Status`
   counters: Counters
-  trace: Trace | None
+  trace: dict[str, Array] | None  # [B, S, ...] each, see `loop.step.record_fields`
 
   @property
   def gen_length(self) -> Array:
@@ -175,11 +178,38 @@ class DecodeState:
     return self.knobs.gen_length
 
   @property
-  def prompt_valid(self) -> Array:
-    """bool [B, P]: False at left padding."""
-    return self.cache.prompt_valid
-
-  @property
   def canvas_valid(self) -> Array:
     """bool [B, G]: columns below gen_length."""
     return jnp.arange(self.canvas.shape[1])[None, :] < self.gen_length[:, None]
+
+
+@frozen_pytree
+class StepRecord:
+  """What a step did, small enough for a scan; of a row that took none only `live` says anything."""
+
+  live: Array  # bool [B], rows that took the step
+  canvas: Array  # int32 [B, G], after the step
+  accepted: Array  # bool [B, G]
+  remasked: Array  # bool [B, G]
+  reason: Array  # int32 [B], why the row refreshed, bits by the reuse method's reasons; 0 where it reused
+  margin: Array  # float32 [B], of the step's decision
+  seen: dict[str, Array]  # [B] each, what decoder and reuse method tell, by the names of their specs
+  work: Work
+
+  @property
+  def refreshed(self) -> Array:
+    """Whether each row refreshed, bool [B]."""
+    return self.reason != 0
+
+
+@frozen_pytree
+class Stages:
+  """How a step came about, for whoever measures it: what its stages gave, with logits and all that is kept.
+
+  What a method's review made of it is in the record and in the state.
+  """
+
+  plan: Plan
+  views: Views
+  outcome: Outcome  # of the plan's forward
+  update: Update  # the decision on its logits

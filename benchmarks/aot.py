@@ -33,8 +33,8 @@ from jax.sharding import Mesh
 from archer_jax.config import SHIFTED
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
-from archer_jax.decode import decode
-from archer_jax.decode import init_state
+from archer_jax.loop.decode import decode
+from archer_jax.loop.step import init_state
 from archer_jax.mesh import make_mesh
 from archer_jax.model import abstract_params
 from archer_jax.report.hlo import Collective
@@ -145,7 +145,7 @@ def measure(
   # Else there would be a second state beside the donated one.
   assert memory.alias_size_in_bytes >= _device_bytes(state), memory
   _, params, state = _arguments(model, mesh, shape, 'bfloat16')
-  cache = _device_bytes([kept.k + kept.v for kept in (state.cache, state.cache_uncond) if kept is not None])
+  cache = _device_bytes(state.kept)
   held = {
     'parameters': _device_bytes(params),
     'cache': cache,

@@ -35,7 +35,7 @@ _CHILD = """
 import json, re, sys
 import jax
 jax.config.update('jax_platforms', 'cpu')
-from archer_jax.convert import convert
+from archer_jax.checkpoints.convert import convert
 mark = lambda: int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) * 1024
 before = mark()
 convert(sys.argv[1], sys.argv[2], dtype=sys.argv[3] or None)

@@ -31,15 +31,13 @@ from trajectory import prepared
 from trajectory import print_rows
 from trajectory import write_json
 
-from archer_jax import cache as cache_lib
 from archer_jax import numerics
-from archer_jax import refresh
+from archer_jax.calibration.measure import fresh_logits
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode_step
-from archer_jax.decoders import DECODERS
 from archer_jax.decoders import base
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.run import Evaluation
+from archer_jax.loop.step import staged_step
 from archer_jax.tasks import sudoku6
 from archer_jax.types import DecodeState
 
@@ -85,14 +83,11 @@ def probability(odds: Any) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames='cfg', donate_argnames='state')
 def probe(params, state: DecodeState, watched: Array, *, cfg: DecodeConfig) -> tuple[DecodeState, dict[str, Array]]:
   """A step, and log-odds [B, G]: of `watched` tokens [B, G] leave-one-out, and of those that are committed."""
-  plan = refresh.plan(params, state, cfg)
-  now, need = plan.state, plan.reason != 0
-  index = DECODERS[cfg.decoder].decision_index(now, cfg)
-  kept, _, _ = cache_lib.forward(params, now, need, index, cfg)
-  fresh, _, _ = cache_lib.forward(params, now, ~now.done, index, cfg)
-  after, rows = decode_step(params, state, cfg=cfg), index.shape[1]
-  twin = base.block_index(now, cfg)
-  nothing = jnp.zeros(now.canvas.shape, jnp.float32)
+  after, record, stages = staged_step(params, state, cfg=cfg)
+  kept, fresh = stages.outcome.logits, fresh_logits(params, state, stages, cfg=cfg)
+  index, twin = stages.views.columns, stages.views.shadow.columns
+  rows = index.shape[1]
+  nothing = jnp.zeros(state.canvas.shape, jnp.float32)
 
   def support(logits, tokens, columns):
     odds = numerics.log_odds(logits, base.from_canvas(tokens, columns, 0))
@@ -102,6 +97,7 @@ def probe(params, state: DecodeState, watched: Array, *, cfg: DecodeConfig) -> t
     'kept': support(kept[:, rows:], watched, twin),
     'fresh': support(fresh[:, rows:], watched, twin),
     'committed': support(kept[:, :rows], after.canvas, index),
+    'accepted': record.accepted & record.live[:, None],
     'canvas': after.canvas,
   }
 
@@ -123,7 +119,7 @@ def follow(evaluation: Evaluation, plan: Plan, label: str) -> list[Commit]:
     answers = [[*tokenizer.encode(plan.problems[i].answer), plan.settings[label].model.eos_id] for i in problems]
     watched = np.zeros(state.canvas.shape, np.int32)
     followed: dict[tuple[int, int], tuple[int, Commit]] = {}
-    before, step = np.asarray(jax.device_get(state.canvas)), 0
+    step = 0
     while not np.all(done := jax.device_get(state.done)):
       state, seen = probe(evaluation.params, state, jnp.asarray(watched), cfg=cfg)
       seen = jax.device_get(seen)
@@ -134,8 +130,7 @@ def follow(evaluation: Evaluation, plan: Plan, label: str) -> list[Commit]:
         commit.fresh.append(float(seen['fresh'][row, position]))
         if commit.taken_back is None and seen['canvas'][row, position] == mask:
           commit.taken_back = step - since
-      changed = (seen['canvas'] != before) & (seen['canvas'] != mask)
-      for row, position in np.argwhere(changed).tolist():
+      for row, position in np.argwhere(seen['accepted'] & (seen['canvas'] != mask)).tolist():
         # Behind the answer's end there is nothing right or wrong.
         if row < len(problems) and position < len(answers[row]):
           token = int(seen['canvas'][row, position])
@@ -149,7 +144,7 @@ def follow(evaluation: Evaluation, plan: Plan, label: str) -> list[Commit]:
           commits.append(commit)
           followed[row, position] = step, commit
           watched[row, position] = token
-      before, step = seen['canvas'], step + 1
+      step += 1
   return commits
 
 

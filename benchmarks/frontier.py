@@ -29,13 +29,13 @@ from trajectory import print_rows
 from trajectory import scheduled_decode
 from trajectory import write_json
 
+from archer_jax.engine.engine import Timing
 from archer_jax.evaluate import table
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.compare import Trial
 from archer_jax.evaluate.compare import play
 from archer_jax.evaluate.record import records
 from archer_jax.evaluate.run import Evaluation
-from archer_jax.jobs.generate import Timing
 
 SETTINGS = (
   'always,once,archer:0.05,archer:0.1,archer:0.25,archer:0.5,interval:2,interval:4,interval:8,'

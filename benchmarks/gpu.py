@@ -28,8 +28,8 @@ from reuse import ratio
 from reuse import show
 from reuse import timed
 
-from archer_jax import checkpoint
-from archer_jax.convert import convert
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.convert import convert
 
 # `--json` and `--pairs` are those of reuse.py.
 _PART = flags.DEFINE_enum('part', None, ['steps', 'parity'], 'run one part')

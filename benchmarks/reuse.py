@@ -21,14 +21,11 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from archer_jax.cache import refresh_forward
-from archer_jax.cache import reuse_forward
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
-from archer_jax.decode import decode_step
-from archer_jax.decode import init_state
-from archer_jax.decoders import DECODERS
-from archer_jax.evaluate.work import matmul_operations
+from archer_jax.evaluate.work import pass_operations
+from archer_jax.loop.step import decode_step
+from archer_jax.loop.step import init_state
 from archer_jax.model import init_params
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
@@ -102,35 +99,23 @@ class Case:
   @functools.cached_property
   def _loop(self):
     def run(params, state, steps):
-      return lax.fori_loop(0, steps, lambda _, s: decode_step(params, s, cfg=self.cfg), state)
+      return lax.fori_loop(0, steps, lambda _, s: decode_step(params, s, cfg=self.cfg)[0], state)
 
     return jax.jit(run, donate_argnames='state')
 
   def loop(self, state: DecodeState, steps: int) -> DecodeState:
     return jax.block_until_ready(self._loop(self.params, state, steps))
 
-  def bare(self, kind: str) -> Callable:
-    """The forward alone, with the logits of the decision rows: `refresh` or `reuse`."""
-
-    def refresh(params, state, index):
-      need = jnp.ones((self.batch,), bool)
-      return refresh_forward(params, state, state.prompt_tokens, state.cache, need, index, self.cfg)
-
-    def reuse(params, state, index):
-      return reuse_forward(params, state, state.prompt_tokens, state.cache, index, self.cfg)
-
-    return {'refresh': refresh, 'reuse': reuse}[kind]
-
   def flops(self, kind: str) -> int:
-    state = self.state(0)
-    index = DECODERS['wino'].decision_index(state, self.cfg)
-    return matmul_operations(jax.make_jaxpr(self.bare(kind))(self.params, state, index).jaxpr)
+    """Operations of the forward alone: `refresh` or `reuse`."""
+    return pass_operations(self.cfg, self.batch, self.prompt)[kind]
 
   def bare_timer(self, kind: str) -> Callable[[], float]:
+    """Seconds of the forward alone, with the logits of the decision rows."""
     state = self.state(0)
-    index = DECODERS['wino'].decision_index(state, self.cfg)
-    run = jax.jit(self.bare(kind))
-    return lambda: timed(lambda: jax.block_until_ready(run(self.params, state, index)))
+    views = self.cfg.decoder_method.views(state, self.cfg)
+    run = jax.jit(self.cfg.reuse_method.passes(self.cfg)[kind])
+    return lambda: timed(lambda: jax.block_until_ready(run(self.params, state, views)))
 
   def loop_timer(self, interval: int, rows: int | None = None) -> Callable[[], float]:
     """Seconds per step of the compiled loop."""

@@ -33,14 +33,14 @@ from trajectory import prepared
 from trajectory import print_rows
 from trajectory import write_json
 
-from archer_jax import cache as cache_lib
-from archer_jax import refresh
+from archer_jax.calibration.measure import fresh_outcome
+from archer_jax.calibration.measure import observe as observed
 from archer_jax.config import DecodeConfig
-from archer_jax.decoders import DECODERS
 from archer_jax.decoders import base
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.run import Evaluation
-from archer_jax.jobs.measure import observed_step
+from archer_jax.loop.step import staged_step
+from archer_jax.reuse.prompt.drift import DRIFTS
 from archer_jax.types import DecodeState
 
 _TASKS = flags.DEFINE_string('tasks', 'sudoku6,sort,pipeline', 'tasks between commas')
@@ -69,35 +69,31 @@ _BOOTSTRAPS = 200
 def probe(params, state: DecodeState, schedule: Array, *, cfg: DecodeConfig) -> tuple[DecodeState, dict[str, Array]]:
   """A step, and what a full forward says of it: arrays with an entry a row, and the kept probabilities [B, R, V]."""
   state = at_times(state, schedule)
-  plan = refresh.plan(params, state, cfg)
-  now, need = plan.state, plan.reason != 0
-  index = DECODERS[cfg.decoder].decision_index(now, cfg)
-  kept, cache, _ = cache_lib.forward(params, now, need, index, cfg)
-  fresh, full, _ = cache_lib.forward(params, now, ~now.done, index, cfg)
-  rows = index.shape[1]
-  mine, other = (jax.nn.softmax(logits[:, :rows], axis=-1) for logits in (kept, fresh))
-  masked = base.from_canvas(base.mask_positions(now, cfg), index, False)
+  after, record, stages = staged_step(params, state, cfg=cfg)
+  fresh, index = fresh_outcome(params, state, stages, cfg=cfg), stages.views.columns
+  mine, other = (jax.nn.softmax(outcome.logits[:, : index.shape[1]], axis=-1) for outcome in (stages.outcome, fresh))
+  masked = base.from_canvas(base.mask_positions(state, cfg), index, False)
   mean = lambda values: jnp.sum(jnp.where(masked, values, 0), axis=1) / jnp.maximum(jnp.sum(masked, axis=1), 1)
-  valid = now.prompt_valid[:, :, None, None]
+  valid = state.prompt_valid[:, :, None, None]
   norm = lambda x: jnp.sqrt(jnp.sum(jnp.where(valid, x, 0) ** 2, axis=(1, 2, 3)))
   relative = lambda old, new: jnp.stack([norm(a - b) / norm(b) for a, b in zip(old, new, strict=True)], axis=1)
-  k_layers, v_layers = relative(cache.k, full.k), relative(cache.v, full.v)
-  seen = dataclasses.replace(now, cache=cache)
-  after, observed = observed_step(params, state, cfg=cfg)
+  (kept,), (full,) = stages.outcome.kept.kv, fresh.kept.kv
+  k_layers, v_layers = relative(kept.k, full.k), relative(kept.v, full.v)
+  # With the hidden states of the canvas that was read, and of its anchor.
+  seen = dataclasses.replace(state, reuse=stages.outcome.reuse, kept=stages.outcome.kept)
+  one = observed(state, record, stages, fresh.logits, cfg=cfg)
   return after, {
-    'used': observed.reused,
-    'refreshed': need,
+    'used': one.reused,
+    'refreshed': stages.outcome.reason != 0,
     'done': state.done,
     'masked': masked,
     'probabilities': mine,
     'tv': mean(jnp.abs(mine - other).sum(axis=-1) / 2),
-    'error': observed.error,
-    'differs': observed.differs,
-    'age': observed.age,
-    'margin': observed.margin,
-    'token': refresh.token_drift(params, now, cfg),
-    'embedding': refresh.embedding_drift(params, now, cfg),
-    'hidden': refresh.hidden_drift(params, seen, cfg),
+    'error': one.error,
+    'differs': one.differs,
+    'age': one.age,
+    'margin': one.margin,
+    **{name: drift(params, seen, cfg) for name, drift in DRIFTS.items()},
     'k_layers': k_layers,
     'v_layers': v_layers,
     'k_error': jnp.mean(k_layers, axis=1),

@@ -25,13 +25,14 @@ from reuse import show
 from reuse import timed
 
 from archer_jax.config import ModelConfig
+from archer_jax.engine.engine import Setup
+from archer_jax.engine.generate import N_BATCHES
+from archer_jax.engine.generate import decode_requests
+from archer_jax.engine.requests import Request
+from archer_jax.engine.requests import make_request
+from archer_jax.engine.settings import Settings
+from archer_jax.engine.settings import make_settings
 from archer_jax.evaluate.work import pass_operations
-from archer_jax.jobs.continuous import N_BATCHES
-from archer_jax.jobs.generate import decode_requests
-from archer_jax.jobs.requests import Request
-from archer_jax.jobs.requests import make_request
-from archer_jax.jobs.settings import Settings
-from archer_jax.jobs.settings import make_settings
 from archer_jax.model import init_params
 
 # `--json` and `--pairs` are those of reuse.py.
@@ -81,9 +82,11 @@ def batching(config: ModelConfig, steps: np.ndarray, mix: str) -> dict:
   requests = requests_of(settings, steps)
   results = {}
 
-  def decode(name: str, **options) -> Callable[[], float]:
+  def decode(name: str, n_batches: int = 1, min_done: int | None = None) -> Callable[[], float]:
+    setup = Setup(params=params, tokenizer=None, settings=settings, min_done=min_done)
+
     def run():
-      chunks = decode_requests(params, None, settings, requests, batch_size=slots, **options)
+      chunks = decode_requests(setup, requests, batch_size=slots, n_batches=n_batches)
       results[name] = [result for chunk in chunks for result in chunk]
 
     return lambda: timed(run)
@@ -130,7 +133,7 @@ def refresh(config: ModelConfig, shape: tuple[int, int, int], slots: int, pairs:
     # Up to all but one each is fed its prompt and canvas by itself; all of them feed their prompts in the one pass.
     everyone = number == slots
     rows = slots * prompt if everyone else number * (prompt + canvas)
-    counted[number] = rows, cost.refresh - cost.reuse if everyone else number * cost.row
+    counted[number] = rows, cost['refresh'] - cost['reuse'] if everyone else number * cost['row']
   records = []
   for number, (rows, operations) in counted.items():
     share = ratio(extra[str(number)], extra[str(slots)])

@@ -20,19 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from archer_jax import runtime
-from archer_jax.config import POLICIES
+from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode_step
+from archer_jax.engine.batching import batch_config
+from archer_jax.engine.batching import batch_state
+from archer_jax.engine.batching import row_seed
 from archer_jax.evaluate.__main__ import parse
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.figure import check_figure
 from archer_jax.evaluate.run import Evaluation
 from archer_jax.evaluate.run import prepare
-from archer_jax.jobs.batching import batch_config
-from archer_jax.jobs.batching import batch_state
-from archer_jax.jobs.batching import row_seed
 from archer_jax.jobs.output import check_writable
-from archer_jax.text import Tokenizer
+from archer_jax.loop.step import decode_step
+from archer_jax.reuse import prompt
 from archer_jax.types import DecodeState
 
 _DRAWS = 2000
@@ -76,7 +76,7 @@ def at_times(state: DecodeState, schedule: Array) -> DecodeState:
   """The state whose rows refresh in the coming step if their schedules [B, S] say so, and for no other reason."""
   step = jnp.minimum(state.row_step, schedule.shape[1] - 1)
   now = jnp.take_along_axis(schedule, step[:, None], axis=1)[:, 0]
-  clauses = {name: jnp.zeros_like(getattr(state.knobs, name)) for name in POLICIES['once'].knobs()}
+  clauses = {name: jnp.zeros_like(getattr(state.knobs, name)) for name in prompt.METHOD.spec.knobs}
   clauses['refresh_interval'] = now.astype(jnp.int32)
   return dataclasses.replace(state, knobs=dataclasses.replace(state.knobs, **clauses))
 
@@ -84,7 +84,7 @@ def at_times(state: DecodeState, schedule: Array) -> DecodeState:
 @functools.partial(jax.jit, static_argnames='cfg', donate_argnames='state')
 def scheduled_decode(params, state: DecodeState, schedule: Array, *, cfg: DecodeConfig) -> DecodeState:
   """`archer_jax.decode` with refreshes at the steps that a schedule, bool [B, S], names, and at no other."""
-  step = lambda s: decode_step(params, at_times(s, schedule), cfg=cfg)
+  step = lambda s: decode_step(params, at_times(s, schedule), cfg=cfg)[0]
   return lax.while_loop(lambda s: jnp.any(~s.done), step, state)
 
 

@@ -9,8 +9,9 @@ import jax
 import pytest
 from text_model import save_text_model
 
-from archer_jax import checkpoint
-from archer_jax.convert import convert
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.convert import convert
+from archer_jax.checkpoints.manifest import read_manifest
 
 # Before anything makes JAX look for its devices.
 jax.config.update('jax_platforms', 'cpu')
@@ -24,7 +25,7 @@ def _golden(name, folder):
     warnings.filterwarnings('ignore', message='.*no tokenizer files')
     convert(GOLDENS / name, folder)
   _, params, _ = checkpoint.load(folder)
-  return Golden(path=folder, config=checkpoint.read_manifest(folder).config, params=params, cases=read_cases(name))
+  return Golden(path=folder, config=read_manifest(folder).config, params=params, cases=read_cases(name))
 
 
 @pytest.fixture(scope='session')

@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from archer_jax import cache as cache_lib
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode
-from archer_jax.decode import decode_step
-from archer_jax.decode import init_state
+from archer_jax.loop.decode import decode
+from archer_jax.loop.slots import decode_chunk
+from archer_jax.loop.step import init_state
+from archer_jax.loop.step import staged_step
+from archer_jax.reuse.prompt.method import Prompt
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
+from archer_jax.types import Outcome
+from archer_jax.types import Work
 
 # Programs that are optimised less compile in a third of the time. The bits differ a little between the two ways.
 QUICK = {'xla_backend_optimization_level': 0, 'xla_cpu_use_fusion_emitters': False}
@@ -72,34 +75,50 @@ def set_knobs(state: DecodeState, **values) -> DecodeState:
   return dataclasses.replace(state, knobs=dataclasses.replace(knobs, **new))
 
 
+def with_fields(state: DecodeState, **arrays) -> DecodeState:
+  """The state with other arrays, its own, the decoder's or the reuse method's; in the dtypes of the old ones."""
+  cast = lambda old, new: jnp.asarray(new, old.dtype)
+  own = {}
+  for name, new in arrays.items():
+    if hasattr(state, name):
+      own[name] = cast(getattr(state, name), new)
+    elif hasattr(state.decoder, name):
+      own['decoder'] = own.get('decoder', state.decoder)._replace(**{name: cast(getattr(state.decoder, name), new)})
+    else:
+      old = own.get('reuse', state.reuse)
+      own['reuse'] = dataclasses.replace(old, **{name: cast(getattr(old, name), new)})
+  return dataclasses.replace(state, **own)
+
+
 def prefill(state: DecodeState, tokens: dict[int, int]) -> DecodeState:
   """The state with tokens standing in the canvas, column -> token.
 
   Canvas rows of an empty prompt tie exactly while all are masks, so that rounding alone would decide.
   """
   columns, ids = jnp.array(list(tokens)), jnp.array(list(tokens.values()), jnp.int32)
-  return dataclasses.replace(
-    state, canvas=state.canvas.at[:, columns].set(ids), pending=state.pending.at[:, columns].set(False)
-  )
+  state = dataclasses.replace(state, canvas=state.canvas.at[:, columns].set(ids))
+  if hasattr(state.decoder, 'pending'):
+    state = with_fields(state, pending=state.decoder.pending.at[:, columns].set(False))
+  return state
 
 
 def _step_and_logits(params, state, cfg):
-  seen = []
-  forward = cache_lib.forward
+  state, _, stages = staged_step(params, state, cfg=cfg)
+  return state, stages.outcome.logits
 
-  def spy(*args, **kwargs):
-    result = forward(*args, **kwargs)
-    seen.append(result[0])
-    return result
 
-  with mock.patch.object(cache_lib, 'forward', spy):
-    state = decode_step(params, state, cfg=cfg)
-  return state, seen[0]
+def quick(loop):
+  """A jitted loop (params, state, ..., cfg) of the package whose programs are compiled in less time."""
+  return jax.jit(loop.__wrapped__, static_argnames='cfg', donate_argnames='state', compiler_options=QUICK)
+
+
+# Once, so that all tests of a process share its compiled programs.
+CHUNK = quick(decode_chunk)
 
 
 @functools.cache
 def stepper(cfg: DecodeConfig, full: bool):
-  """Jitted (params, state) -> the state after one step, and the logits that the step decided on."""
+  """Jitted (params, state) -> the state after one step, and the logits of its forward, before any review."""
   return jax.jit(functools.partial(_step_and_logits, cfg=cfg), compiler_options=FULL if full else QUICK)
 
 
@@ -120,14 +139,16 @@ def run_steps(params, state: DecodeState, cfg: DecodeConfig, full: bool = False)
 
 @contextlib.contextmanager
 def stub_logits(make):
-  """Replaces the forward by `make(state, index, cfg)`, which returns logits [B, R + shadow, V]; caches stay.
+  """Replaces the forward by `make(state, views, cfg)`, which returns logits [B, R + shadow, V]; what is kept stays.
 
   Programs must be traced inside, and not reused outside.
   """
 
-  def forward(params, state, need, index, cfg):
-    del params, need
-    return make(state, index, cfg), state.cache, state.cache_uncond
+  def forward(self, params, state, plan, views, cfg):
+    nothing = jnp.zeros_like(state.row_step)
+    work = Work(forwards=nothing, rows_fed=nothing, rows_recomputed=nothing, passes={})
+    reuse = dataclasses.replace(plan.reuse, drift=plan.seen['drift'])
+    return Outcome(logits=make(state, views, cfg), reuse=reuse, kept=plan.kept, reason=plan.reason, work=work)
 
-  with mock.patch.object(cache_lib, 'forward', forward):
+  with mock.patch.object(Prompt, 'forward', forward):
     yield

@@ -1,19 +1,16 @@
 """Decoding with hand-made logits: a model that is a table, states built by hand, and a Python loop over the steps."""
 
 import functools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 
-from archer_jax import cache
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
-from archer_jax.decode import decode_step
-from archer_jax.decode import init_state
-from archer_jax.decoders import DECODERS
-from archer_jax.decoders import base
+from archer_jax.loop.step import decode_step
+from archer_jax.loop.step import init_state
 from archer_jax.types import Knobs
 
 # These programs run a few times each: most of their time would be LLVM's.
@@ -64,30 +61,30 @@ def repeat(state, count):
 
 @functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
 def decide(state, logits, *, cfg):
-  """The decoder's `Update` on logits [B, R + shadow, V]."""
-  decoder = DECODERS[cfg.decoder]
-  update = decoder.update(state, decoder.decision_index(state, cfg), jnp.asarray(logits, jnp.float32), cfg)
-  # `Update` is no pytree, since it never leaves a program.
-  return dict(vars(update))
+  """The decoder's `Update` on logits [B, R + shadow, V], by name, and the fields of its own state beside them."""
+  decoder = cfg.decoder_method
+  update = dict(vars(decoder.update(state, decoder.views(state, cfg), jnp.asarray(logits, jnp.float32), cfg)))
+  after = update.pop('decoder')
+  return {**update, **(after._asdict() if after else {})}
 
 
-def _table_forward(params, state, need, index, cfg):
-  """Stands for `cache.forward`: the row of a table for the row's step and the columns asked for."""
-  del need
-  rows = jnp.arange(index.shape[0])[:, None]
+def _table_logits(params, state, views, cfg):
+  """The rows of a table for the row's step and the columns asked for."""
+  del cfg
+  rows = jnp.arange(views.columns.shape[0])[:, None]
   at = lambda table, columns: table[
     rows, jnp.minimum(state.row_step, table.shape[1] - 1)[:, None], jnp.minimum(columns, table.shape[2] - 1)
   ]
-  logits = at(params['canvas'], index)
-  if cfg.shadow_length:
-    logits = jnp.concatenate([logits, at(params['shadow'], base.block_index(state, cfg))], axis=1)
-  return logits, state.cache, state.cache_uncond
+  logits = at(params['canvas'], views.columns)
+  if views.shadow is not None:
+    logits = jnp.concatenate([logits, at(params['shadow'], views.shadow.columns)], axis=1)
+  return logits
 
 
 @functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
 def _table_step(params, state, *, cfg):
-  with mock.patch.object(cache, 'forward', _table_forward):
-    return decode_step(params, state, cfg=cfg)
+  with programs.stub_logits(functools.partial(_table_logits, params)):
+    return decode_step(params, state, cfg=cfg)[0]
 
 
 def play(state, cfg, canvas, shadow=None, limit=200):
@@ -114,7 +111,7 @@ def play(state, cfg, canvas, shadow=None, limit=200):
     return np.broadcast_to(logits, (state.canvas.shape[0], *logits.shape[-3:]))
 
   params = {'embedding': np.zeros((1, 1), np.float32), 'canvas': table(canvas)}
-  if cfg.shadow_length:
+  if cfg.decoder == 'wino':
     params['shadow'] = table(shadow)
   rows = lambda tree, count: jax.tree.map(lambda x: np.resize(np.asarray(x), (count, *x.shape[1:])), tree)
   batch = state.canvas.shape[0]

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from archer_jax.checkpoint import BUNDLED
+from archer_jax.checkpoints.manifest import BUNDLED
 from archer_jax.tasks import EVALUATION_SEED
 from archer_jax.tasks import problem_at
 from archer_jax.tasks import sort

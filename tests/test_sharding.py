@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import importlib
 from unittest import mock
 
 import jax
@@ -14,18 +13,16 @@ import programs
 import programs_text
 import pytest
 
-from archer_jax import cache as cache_lib
 from archer_jax import sharding
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode
+from archer_jax.loop import decode as decode_module
+from archer_jax.loop.decode import decode
+from archer_jax.loop.slots import decode_chunk
 from archer_jax.mesh import make_mesh
 from archer_jax.model import abstract_params
 from archer_jax.report.hlo import collectives
-from archer_jax.slots import decode_chunk
+from archer_jax.reuse.prompt import forward as forwards
 from archer_jax.types import DecodeState
-
-# The package exports the function of the same name.
-decode_module = importlib.import_module('archer_jax.decode')
 
 ROWS = 24
 # Prompts without a decision nearer to a tie than 1e-4, so that equality is exact.
@@ -92,7 +89,7 @@ def check_results(run, params):
   state = mixed_requests(run.cfg, PROMPT_SEEDS[run.cfg.decoder])
   expected = jax.device_get(programs.loop(run.cfg)(params, state))
   steps, refreshes = expected.counters.steps, expected.counters.refreshes
-  assert min(expected.trace.margin[row, :n].min() for row, n in enumerate(steps)) > 1e-4
+  assert min(expected.trace['margin'][row, :n].min() for row, n in enumerate(steps)) > 1e-4
   # They tell something: rows end at different times, and the longer ones refresh in some of their steps.
   long = expected.gen_length > 16
   assert len(set(steps.tolist())) >= 5 and np.all((refreshes > 1) & (refreshes < steps), where=long)
@@ -101,7 +98,7 @@ def check_results(run, params):
     jax.tree.map(np.testing.assert_array_equal, getattr(got, name), getattr(expected, name))
   for row, n in enumerate(steps):
     for name in ('canvas', 'refresh', 'accept', 'remask', 'drift', 'age'):
-      np.testing.assert_array_equal(getattr(got.trace, name)[row, :n], getattr(expected.trace, name)[row, :n])
+      np.testing.assert_array_equal(got.trace[name][row, :n], expected.trace[name][row, :n])
 
 
 def check_exchanges(run):
@@ -119,7 +116,8 @@ def check_exchanges(run):
   assert sums[('while', 'cond:0')] == sums[('while', 'cond:1')] == 2 * layers + 1
   # For the decision maxima, sums and candidates are exchanged, a few numbers a row, not its logits.
   decided = run.cfg.canvas_length if run.cfg.decoder == 'dream' else run.cfg.block_length
-  rows = ROWS // n_data * (decided + run.cfg.shadow_length)
+  shadow = run.cfg.block_length if run.cfg.decoder == 'wino' else 0
+  rows = ROWS // n_data * (decided + shadow)
   decision = [exchange.bytes for exchange in found if exchange.place == ('while',)]
   assert decision and max(decision) <= rows * 4 * 8
   # Keys and values have an axis of heads beside rows, lengths and columns: they are never sent.
@@ -130,7 +128,7 @@ def check_copies(run):
   """Kept keys and values are written in place on every device."""
   model, (n_data, n_model) = run.cfg.model, run.mesh.devices.shape
   local = (ROWS // n_data, programs.PROMPT_LENGTH, model.n_kv_heads // n_model, model.head_dim)
-  assert run.after.cache.k[0].addressable_shards[0].data.shape == local
+  assert run.after.kept.kv[0].k[0].addressable_shards[0].data.shape == local
   found = programs_text.instructions_inside_loops(run.text)
   assert sorted(local) in [sorted(instruction.shape) for instruction in found]
   assert [i.text for i in found if i.opcode in ('copy', 'copy-start') and sorted(i.shape) == sorted(local)] == []
@@ -155,22 +153,23 @@ def test_a_shard_executes_its_own_steps_and_turns_of_the_row_loop(shards):
   """Counted while the loop runs: every step in every row of its shard, every turn by the row that it refreshes."""
   cfg, mesh, params, start = shards
   turns = collections.Counter()
-  step, refresh_row = decode_module.decode_step, cache_lib._refresh_row
+  step, refresh_row = decode_module.decode_step, forwards.refresh_row
 
   def counting_step(params, state, *, cfg):
-    after = step(params, state, cfg=cfg)
+    after, record = step(params, state, cfg=cfg)
     # Done rows keep all they have; this number goes on as long as their shard does.
-    return dataclasses.replace(after, counters=dataclasses.replace(after.counters, nfe=state.counters.nfe + 1))
+    counters = dataclasses.replace(after.counters, nfe=state.counters.nfe + 1)
+    return dataclasses.replace(after, counters=counters), record
 
-  def counting_row(params, state, prompt_tokens, cache, row, cfg):
+  def counting_row(params, state, kv, row, cfg):
     jax.debug.callback(lambda seed: turns.update([int(seed)]), state.seed[row])
-    return refresh_row(params, state, prompt_tokens, cache, row, cfg)
+    return refresh_row(params, state, kv, row, cfg)
 
   def loop(params, state, *, cfg):
     return decode.__wrapped__(params, state, cfg=cfg)
 
   counted_step = mock.patch.object(decode_module, 'decode_step', counting_step)
-  with counted_step, mock.patch.object(cache_lib, '_refresh_row', counting_row):
+  with counted_step, mock.patch.object(forwards, 'refresh_row', counting_row):
     program = sharding.program(loop, mesh, cfg).lower(params, spread(start(), cfg, mesh), ())
   state = program.compile(programs.QUICK)(params, spread(start(), cfg, mesh), ())
   jax.effects_barrier()
@@ -211,9 +210,8 @@ def test_state_is_made_on_its_devices(llada_tiny, guidance):
   got = spread(want, cfg, mesh)
   jax.tree.map(np.testing.assert_array_equal, got, want)
   assert jax.tree.map(lambda leaf: leaf.sharding, got) == sharding.state_shardings(cfg, mesh)
-  caches = [cache for cache in (got.cache, got.cache_uncond) if cache]
-  assert len(caches) == 1 + guidance
-  for leaf in (leaf for cache in caches for leaf in cache.k + cache.v):
+  assert len(got.kept.kv) == 1 + guidance
+  for leaf in (leaf for kept in got.kept.kv for leaf in kept.k + kept.v):
     assert leaf.sharding == NamedSharding(mesh, P('data', None, 'model', None))
   assert got.canvas.sharding == NamedSharding(mesh, P('data'))
   buffers = {shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(got) for shard in leaf.addressable_shards}

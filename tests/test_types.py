@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 
-from beartype import beartype
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool
+from jaxtyping import Float
 from jaxtyping import Float32
 from jaxtyping import Int32
 from jaxtyping import UInt32
@@ -15,11 +15,10 @@ import numpy as np
 import programs
 import pytest
 
-from archer_jax.config import CHOICES
-from archer_jax.config import KNOBS
+from archer_jax import specs
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode_step
-from archer_jax.decode import init_state
+from archer_jax.loop.step import decode_step
+from archer_jax.loop.step import init_state
 from archer_jax.model import abstract_params
 from archer_jax.types import Knobs
 from archer_jax.types import Status
@@ -30,7 +29,7 @@ Abstract = jax.ShapeDtypeStruct
 @pytest.mark.parametrize(
   ('fixture', 'decoder', 'message'),
   [
-    ('llada_tiny', 'dream', 'decoder must be wino or llada for a model with same_position logits'),
+    ('llada_tiny', 'dream', 'decoder must be llada or wino for a model with same_position logits'),
     ('dream_tiny', 'wino', 'decoder must be dream for a model with shifted logits'),
     ('dream_tiny', 'llada', 'decoder must be dream for a model with shifted logits'),
     ('llada_tiny', 'beam', "got 'beam'"),
@@ -90,19 +89,24 @@ def test_config_is_a_static_argument(llada_tiny):
   assert cfg == programs.config(llada_tiny, 'wino')
   with pytest.raises(dataclasses.FrozenInstanceError):
     cfg.decoder = 'llada'
-  assert set(CHOICES['decoder']) == {'wino', 'llada', 'dream'}
+  assert set(specs.names(specs.DECODERS)) == {'wino', 'llada', 'dream'}
 
 
 def test_shadow_belongs_to_wino(llada_tiny, dream_tiny):
-  assert programs.config(llada_tiny, 'wino').shadow_length == 8
-  assert programs.config(llada_tiny, 'llada').shadow_length == 0
-  assert programs.config(dream_tiny, 'dream').shadow_length == 0
+  def shadow(golden, decoder):
+    cfg = programs.config(golden, decoder)
+    state = programs.start(programs.prompts(1, (3,)), cfg)
+    return cfg.decoder_method.views(state, cfg).shadow
+
+  assert shadow(llada_tiny, 'wino').columns.shape == (1, 8)
+  assert shadow(llada_tiny, 'llada') is None
+  assert shadow(dream_tiny, 'dream') is None
   assert (llada_tiny.config.default_decoder, dream_tiny.config.default_decoder) == ('wino', 'dream')
 
 
-@pytest.mark.parametrize('name', KNOBS)
+@pytest.mark.parametrize('name', specs.knobs())
 def test_knob_checks_its_range(name):
-  spec = KNOBS[name]
+  spec = specs.knobs()[name]
   assert spec.check(name, spec.low) == spec.low
   for wrong in (spec.low - 1, float('nan'), float('inf'), '1', None, True):
     with pytest.raises(ValueError, match=f'^{name} must be'):
@@ -118,7 +122,7 @@ def test_knobs_broadcast_numbers_and_keep_rows():
   # Steps follow the row's own length where nobody gave them.
   assert knobs.steps.tolist() == [4, 5, 6]
   assert knobs.threshold.tolist() == [0.25] * 3
-  for name, spec in KNOBS.items():
+  for name, spec in specs.knobs().items():
     leaf = getattr(knobs, name)
     assert leaf.shape == (3,)
     assert leaf.dtype == (jnp.int32 if spec.integer else jnp.float32)
@@ -128,7 +132,7 @@ def test_knobs_broadcast_numbers_and_keep_rows():
 
 def test_knobs_of_requests_are_stacked():
   knobs = Knobs.stack([{'gen_length': 7}, {'steps': 3, 'temperature': 0.5}])
-  assert knobs.gen_length.tolist() == [7, KNOBS['gen_length'].default]
+  assert knobs.gen_length.tolist() == [7, specs.knobs()['gen_length'].default]
   assert knobs.steps.tolist() == [7, 3]
   assert knobs.temperature.tolist() == [0.0, 0.5]
 
@@ -169,31 +173,110 @@ def test_filler_is_done_from_the_start(llada_tiny):
   assert state.status.tolist() == [Status.RUNNING, Status.EMPTY]
 
 
-@jaxtyped(typechecker=beartype)
-def check_state(
-  prompt_tokens: Int32[Abstract, 'B P'],
-  prompt_valid: Bool[Abstract, 'B P'],
-  canvas: Int32[Abstract, 'B G'],
-  anchor: Int32[Abstract, 'B G'],
-  taken_back: Int32[Abstract, 'B G'],
-  pending: Bool[Abstract, 'B G'],
-  k: tuple[Float32[Abstract, 'B P K H'], ...],
-  v: tuple[Float32[Abstract, 'B P K H'], ...],
-  seed: UInt32[Abstract, ' B'],
-  margin: Float32[Abstract, ' B'],
-  done: Bool[Abstract, ' B'],
-  refreshed: Bool[Abstract, ' B'],
-  whole: tuple[Int32[Abstract, ' B'], ...],
-  counters: tuple[Int32[Abstract, ' B'], ...],
-  trace_canvas: Int32[Abstract, 'B S G'],
-  trace_numbers: tuple[Float32[Abstract, 'B S'] | Int32[Abstract, 'B S'] | Bool[Abstract, 'B S'], ...],
-) -> tuple[int, ...]:
-  return canvas.shape
+COUNTERS = ['steps', 'nfe', 'refreshes', 'accepted', 'remasked', 'flip_flops', 'rows_fed', 'rows_recomputed']
+# The types of a state by the names of its fields, and of all that stands in it.
+ROW = {
+  'prompt_tokens': Int32[Abstract, 'B P'],
+  'prompt_valid': Bool[Abstract, 'B P'],
+  'canvas': Int32[Abstract, 'B G'],
+  'seed': UInt32[Abstract, 'B'],
+  'row_step': Int32[Abstract, 'B'],
+  'block': Int32[Abstract, 'B'],
+  'block_step': Int32[Abstract, 'B'],
+  'taken_back': Int32[Abstract, 'B G'],
+  'done': Bool[Abstract, 'B'],
+  'status': Int32[Abstract, 'B'],
+  'knobs': {name: (Int32 if knob.integer else Float32)[Abstract, 'B'] for name, knob in specs.knobs().items()},
+  'counters': dict.fromkeys(COUNTERS, Int32[Abstract, 'B']),
+}
+TRACE = {
+  'canvas': Int32[Abstract, 'B S G'],
+  'refresh': Bool[Abstract, 'B S'],
+  'accept': Int32[Abstract, 'B S'],
+  'remask': Int32[Abstract, 'B S'],
+  'margin': Float32[Abstract, 'B S'],
+  'reason': Int32[Abstract, 'B S'],
+  'drift': Float32[Abstract, 'B S'],
+  'age': Int32[Abstract, 'B S'],
+}
+WINO = {'pending': Bool[Abstract, 'B G'], 'last_accept': Int32[Abstract, 'B']}
+ANCHORS = {
+  'anchor': Int32[Abstract, 'B G'],
+  'age': Int32[Abstract, 'B'],
+  'refreshed': Bool[Abstract, 'B'],
+  'margin': Float32[Abstract, 'B'],
+  'drift': Float32[Abstract, 'B'],
+}
+POOL = {name: Int32[Abstract, axes] for name, axes in (('anchor', 'B M G'), ('age', 'B M'), ('used', 'B M'))}
+RECORD = {
+  'live': Bool[Abstract, 'B'],
+  'canvas': Int32[Abstract, 'B G'],
+  'accepted': Bool[Abstract, 'B G'],
+  'remasked': Bool[Abstract, 'B G'],
+  'reason': Int32[Abstract, 'B'],
+  'margin': Float32[Abstract, 'B'],
+  'seen': {'drift': Float32[Abstract, 'B'], 'age': Int32[Abstract, 'B']},
+  'work': {
+    **dict.fromkeys(('forwards', 'rows_fed', 'rows_recomputed'), Int32[Abstract, 'B']),
+    'passes': dict.fromkeys(('refresh', 'reuse', 'row', 'redo'), Int32[Abstract, '']),
+  },
+}
 
 
-@pytest.mark.parametrize(('fixture', 'decoder'), [('llada_tiny', 'wino'), ('dream_tiny', 'dream')])
-def test_every_leaf_has_the_shape_that_its_comment_says(request, fixture, decoder):
-  cfg = programs.config(request.getfixturevalue(fixture), decoder, trace_steps=5)
+def state_types(cfg):
+  """The types of all leaves of a state of this config."""
+  layers = lambda axes: dict.fromkeys(('k', 'v'), (Float[Abstract, axes],) * cfg.model.n_layers)
+  streams, hidden, pooled = 1 + cfg.guidance, cfg.drift == 'hidden', cfg.anchors > 1
+  return {
+    **ROW,
+    'decoder': WINO if cfg.decoder == 'wino' else (),
+    'reuse': {**ANCHORS, 'pool': POOL if pooled else None},
+    'kept': {
+      'kv': (layers('B P K H'),) * streams,
+      'pool': (layers('B M P K H'),) * streams if pooled else None,
+      'anchor_hidden': Float[Abstract, 'B G D'] if hidden else None,
+      'last_hidden': Float[Abstract, 'B G D'] if hidden else None,
+      'pool_hidden': Float[Abstract, 'B M G D'] if hidden and pooled else None,
+    },
+    'trace': TRACE if cfg.trace_steps else None,
+  }
+
+
+def check_types(node, types, where='state'):
+  """Every leaf of a tree has its type, and there is no leaf without one; axes are the same in all of a context."""
+  if dataclasses.is_dataclass(node):
+    node = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+  elif hasattr(node, '_asdict'):
+    node = node._asdict()
+  if isinstance(types, dict):
+    assert isinstance(node, dict), where
+    assert set(node) == set(types), where
+    for name, part in node.items():
+      check_types(part, types[name], f'{where}.{name}')
+  elif isinstance(types, tuple):
+    assert len(node) == len(types), where
+    for number, (part, kind) in enumerate(zip(node, types, strict=True)):
+      check_types(part, kind, f'{where}[{number}]')
+  elif types is None:
+    assert node is None, where
+  else:
+    assert isinstance(node, types), (where, node, types)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  ('decoder', 'changes'),
+  [
+    ('wino', {}),
+    ('dream', {}),
+    ('llada', {'guidance': True, 'anchors': 4}),
+    ('wino', {'drift': 'hidden', 'trace_steps': 0}),
+    ('wino', {'drift': 'hidden', 'anchors': 4, 'on_low_margin': 'same_step'}),
+  ],
+)
+def test_every_leaf_has_the_shape_that_its_comment_says(request, decoder, changes, dtype):
+  golden = request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  cfg = programs.config(golden, decoder, **{'trace_steps': 5, 'dtype': dtype} | changes)
 
   def start():
     prompt = jnp.zeros((3, 7), jnp.int32)
@@ -201,25 +284,31 @@ def test_every_leaf_has_the_shape_that_its_comment_says(request, fixture, decode
     return init_state(prompt, prompt == 0, knobs, jnp.zeros(3, jnp.uint32), cfg=cfg)
 
   before = jax.eval_shape(start)
-  after = jax.eval_shape(functools.partial(decode_step, cfg=cfg), abstract_params(cfg.model), before)
+  after, record = jax.eval_shape(functools.partial(decode_step, cfg=cfg), abstract_params(cfg.model, dtype), before)
+  model = cfg.model
+  axes = {'B': 3, 'P': 7, 'G': cfg.canvas_length, 'K': model.n_kv_heads, 'H': model.head_dim, 'D': model.d_model}
+  axes |= {'S': cfg.trace_steps, 'M': cfg.anchors - 1}
+  with jaxtyped('context'):
+    # Binds the axes.
+    for name, size in axes.items():
+      assert isinstance(Abstract((size,), 'int32'), Int32[Abstract, name])
+    for state in (before, after):
+      check_types(state, state_types(cfg))
+    check_types(record, RECORD)
   for state in (before, after):
-    trace = {field.name: getattr(state.trace, field.name) for field in dataclasses.fields(state.trace)}
-    shape = check_state(
-      state.prompt_tokens,
-      state.cache.prompt_valid,
-      state.canvas,
-      state.cache.anchor,
-      state.taken_back,
-      state.pending,
-      state.cache.k,
-      state.cache.v,
-      state.seed,
-      state.margin,
-      state.done,
-      state.refreshed,
-      (state.row_step, state.block, state.block_step, state.last_accept, state.status, state.cache.age),
-      tuple(jax.tree.leaves(state.counters)),
-      trace.pop('canvas'),
-      tuple(trace.values()),
-    )
-    assert shape == (3, cfg.canvas_length)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.kept)} == {jnp.dtype(dtype)}
+
+
+def test_the_check_of_types_finds_what_is_wrong(llada_tiny):
+  cfg = programs.config(llada_tiny, 'wino')
+  state = jax.eval_shape(lambda: programs.start(programs.prompts(1, (3, 60)), cfg))
+  wrong = (
+    dataclasses.replace(state, block=Abstract((2,), 'int64')),
+    dataclasses.replace(state, block=Abstract((3,), 'int32')),
+    dataclasses.replace(state, decoder=state.decoder._replace(pending=state.canvas)),
+    dataclasses.replace(state, kept=dataclasses.replace(state.kept, kv=state.kept.kv * 2)),
+    dataclasses.replace(state, trace={**state.trace, 'more': state.block}),
+  )
+  for other in wrong:
+    with pytest.raises(AssertionError), jaxtyped('context'):
+      check_types(other, state_types(cfg))

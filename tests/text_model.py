@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from archer_jax import checkpoint
+from archer_jax.checkpoints import checkpoint
 from archer_jax.config import ModelConfig
 from archer_jax.model import init_params
 from archer_jax.training.tokenizer import EOS

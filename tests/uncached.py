@@ -26,7 +26,7 @@ class Row:
   valid: np.ndarray  # bool [P]
   canvas: np.ndarray  # [G]
   knobs: dict
-  pending: np.ndarray  # bool [G], WINO's own list of open positions
+  pending: np.ndarray  # bool [G], WINO's own list of open positions; unused by others
   block: int = 0
   block_step: int = 0
   step: int = 0
@@ -53,7 +53,7 @@ def rows_of(state: DecodeState) -> list[Row]:
       valid=state.prompt_valid[b],
       canvas=state.canvas[b].copy(),
       knobs=knobs,
-      pending=state.pending[b].copy(),
+      pending=getattr(state.decoder, 'pending', np.zeros_like(state.canvas, bool))[b].copy(),
       block=state.block[b].item(),
       block_step=state.block_step[b].item(),
       step=state.row_step[b].item(),
@@ -63,9 +63,14 @@ def rows_of(state: DecodeState) -> list[Row]:
   return rows
 
 
+def shadow_length(cfg: DecodeConfig) -> int:
+  """Rows behind the canvas that a forward feeds."""
+  return cfg.block_length if cfg.decoder == 'wino' else 0
+
+
 def layout(row: Row, cfg: DecodeConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Tokens [T], positions [T] and mask [T, T] of prompt, canvas and shadow, written out query by query."""
-  prompt, canvas, shadow = len(row.prompt), cfg.canvas_length, cfg.shadow_length
+  prompt, canvas, shadow = len(row.prompt), cfg.canvas_length, shadow_length(cfg)
   twins = [row.block * cfg.block_length + i for i in range(shadow)]
   pads = prompt - int(row.valid.sum())
   tokens = np.concatenate([row.prompt, row.canvas, np.full(shadow, cfg.model.mask_id)]).astype(np.int32)
@@ -95,7 +100,7 @@ def head_rows(row: Row, cfg: DecodeConfig) -> np.ndarray:
   else:
     start = row.block * cfg.block_length
     rows = [prompt + min(start + i, cfg.canvas_length - 1) for i in range(cfg.block_length)]
-  return np.array(rows + [prompt + cfg.canvas_length + i for i in range(cfg.shadow_length)], np.int32)
+  return np.array(rows + [prompt + cfg.canvas_length + i for i in range(shadow_length(cfg))], np.int32)
 
 
 def _forward(params, tokens, positions, mask, rows, model):

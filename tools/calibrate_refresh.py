@@ -15,17 +15,17 @@ import sys
 from absl import flags
 
 from archer_jax import runtime
-from archer_jax.checkpoint import read_manifest
-from archer_jax.jobs import calibration
-from archer_jax.jobs.flags import Definer
-from archer_jax.jobs.flags import Groups
-from archer_jax.jobs.flags import help_text
-from archer_jax.jobs.flags import leave
-from archer_jax.jobs.flags import read_flags
-from archer_jax.jobs.flags import run_command
+from archer_jax.calibration import file as calibration
+from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.engine.settings import check_setting
+from archer_jax.engine.settings import make_settings
+from archer_jax.flags import Definer
+from archer_jax.flags import Groups
+from archer_jax.flags import help_text
+from archer_jax.flags import leave
+from archer_jax.flags import read_flags
+from archer_jax.flags import run_command
 from archer_jax.jobs.output import check_writable
-from archer_jax.jobs.settings import check_setting
-from archer_jax.jobs.settings import make_settings
 
 _USAGE = 'python tools/calibrate_refresh.py --input FILE.jsonl [--flag=value ...]'
 _INTRODUCTION = """\
@@ -105,11 +105,12 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
   import numpy as np
   from tqdm import tqdm
 
-  from archer_jax import checkpoint
-  from archer_jax.jobs import measure
-  from archer_jax.jobs.generate import decode_requests
-  from archer_jax.jobs.requests import Refusal
-  from archer_jax.jobs.requests import read_requests
+  from archer_jax.calibration import measure
+  from archer_jax.checkpoints import checkpoint
+  from archer_jax.engine.engine import Setup
+  from archer_jax.engine.generate import decode_requests
+  from archer_jax.engine.requests import Refusal
+  from archer_jax.engine.requests import read_requests
 
   dtype = options['dtype'] or runtime.default_dtype()
   _, params, tokenizer = checkpoint.load(options['checkpoint'], dtype=dtype)
@@ -123,9 +124,8 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
 
   def run() -> int:
     recorder = measure.Recorder()
-    chunks = decode_requests(
-      params, tokenizer, settings, entries, batch_size=options['batch_size'], decode=recorder.decode
-    )
+    setup = Setup(params=params, tokenizer=tokenizer, settings=settings, decode=recorder.decode)
+    chunks = decode_requests(setup, entries, batch_size=options['batch_size'])
     with tqdm(total=len(entries), unit='prompt') as bar:
       for results in chunks:
         for result in results:

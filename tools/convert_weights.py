@@ -12,11 +12,11 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from archer_jax.config import CHOICES
+from archer_jax.config import DTYPES
 
 _SOURCE = flags.DEFINE_string('source', None, 'Folder with config.json, safetensors and tokenizer files.')
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder to make; an existing one is never overwritten.')
-_DTYPE = flags.DEFINE_enum('dtype', None, CHOICES['dtype'], 'Dtype of the parameters; by default that of the source.')
+_DTYPE = flags.DEFINE_enum('dtype', None, DTYPES, 'Dtype of the parameters; by default that of the source.')
 
 
 def _parse(argv: list[str]) -> list[str]:
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
 
   import jax
 
-  from archer_jax.convert import convert
+  from archer_jax.checkpoints.convert import convert
 
   # Conversion is the host's work; without this JAX would take hold of an accelerator's memory.
   jax.config.update('jax_platforms', 'cpu')

@@ -8,66 +8,101 @@ the margin |difference| / 2, one of two log-odds a quarter of it, one of two log
 Axes: B batch, G canvas, R decision rows, V vocab.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
+from typing import Any
 from typing import ClassVar
 
-import jax
-from jax import Array
-import jax.numpy as jnp
+from etils import epy
 
-from archer_jax import numerics
-from archer_jax.config import DecodeConfig
-from archer_jax.types import DecodeState
+from archer_jax.specs import INT32_MAX
+from archer_jax.specs import DecoderSpec
+from archer_jax.specs import Knob
+from archer_jax.specs import Switch
+
+with epy.lazy_imports():
+  # A spec is read for --help, which must not wait for JAX.
+  import jax.numpy as jnp
+
+  from archer_jax import numerics
+
+if TYPE_CHECKING:
+  from collections.abc import Mapping
+
+  from jax import Array
+
+  from archer_jax.config import DecodeConfig
+  from archer_jax.types import DecodeState
+  from archer_jax.types import Update
+  from archer_jax.types import Views
+
+# Of the decoders with a schedule.
+STEPS = Knob(None, True, 1, INT32_MAX, 'denoising steps of the schedule, as far as masks are left', told='gen_length')
+# Of the decoders whose tokens come from `candidates`.
+END_SWITCHES = {
+  'logits_eos_inf': Switch(False, 'never write the end token'),
+  'confidence_eos_eot_inf': Switch(False, 'write end tokens last'),
+}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Update:
-  """What a step decided, before the loop counts it and moves on."""
-
-  canvas: Array  # int32 [B, G]
-  accepted: Array  # bool [B, G], written in this step
-  remasked: Array  # bool [B, G], taken back in this step
-  block_done: Array  # bool [B]
-  margin: Array  # float32 [B]
-  pending: Array  # bool [B, G]
-  last_accept: Array  # int32 [B]
-
-
+@dataclasses.dataclass(frozen=True)
 class Decoder:
-  """One way to decide. Implementations hold no state.
+  """One way to decide, without a state of its own; what it must remember of the rows stands in `DecodeState.decoder`.
 
   Attributes:
+    spec: what it declares.
     stops_within_block: whether an end token ends a row as soon as it is committed, rather than at its block's end;
       for decoders that never take a token back and know no blocks.
   """
 
+  spec: ClassVar[DecoderSpec]
   stops_within_block: ClassVar[bool] = False
 
-  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
-    """Canvas columns int32 [B, R] of the decision rows; a column past the row's gen_length is padding."""
+  def init(self, state: DecodeState, cfg: DecodeConfig) -> Any:
+    """The decoder's state before the first block is entered: a pytree of arrays [B, ...], by default none."""
+    del state, cfg
+    return ()
+
+  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> Any:
+    """The decoder's state for the block that `state.block` names; by default as it is."""
+    del cfg
+    return state.decoder
+
+  def views(self, state: DecodeState, cfg: DecodeConfig) -> Views:
+    """The canvas columns whose logits a step needs, and the shadow rows behind them."""
     raise NotImplementedError
 
-  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> Update:
+  def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
     """Decides on one step.
 
     Args:
       state: the state whose canvas was fed.
-      index: what `decision_index` gave.
-      logits: float32 [B, R + shadow_length, V] of the decision rows and, behind them, the shadow rows.
+      views: what `views` gave.
+      logits: float32 [B, R + shadow rows, V].
       cfg: the program's config.
     """
     raise NotImplementedError
+
+  def reads(self, state: DecodeState, views: Views, cfg: DecodeConfig) -> Array:
+    """Bool [B, R + shadow rows]: whose logits the decision depends on; by default those of the block's masks."""
+    index = views.columns
+    return from_canvas(mask_positions(state, cfg), index, False) & (index < block_end(state, cfg)[:, None])
 
   def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
     """Steps int32 [B] after which a row has certainly ended; the schedule's, where there is one."""
     del cfg
     return state.knobs.steps
 
-  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> DecodeState:
-    """Sets the decoder's own fields for the block that `state.block` names; most have none."""
-    del cfg
-    return state
+  def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
+    """Why nothing would read a setting of the decoder's together with these switches, or None if something does."""
+    del name, switches
+    return None
+
+  def check(self, knobs: Mapping[str, Any], block_length: int | None) -> None:
+    """Raises ValueError for knobs of a row that do not go together."""
+    del knobs, block_length
 
 
 def block_index(state: DecodeState, cfg: DecodeConfig) -> Array:
@@ -85,15 +120,18 @@ def block_count(gen_length: Array, cfg: DecodeConfig) -> Array:
   return (gen_length + cfg.block_length - 1) // cfg.block_length
 
 
-def block_decision_index(state: DecodeState, cfg: DecodeConfig) -> Array:
+def all_columns(state: DecodeState) -> Array:
+  """int32 [B, G]: every column of the canvas."""
+  return jnp.broadcast_to(jnp.arange(state.canvas.shape[1], dtype=jnp.int32), state.canvas.shape)
+
+
+def block_columns(state: DecodeState, cfg: DecodeConfig) -> Array:
   """Columns for the decoders that work block by block.
 
   The current block; with `official` every column, since the public decoders also fill masks that were predicted in
   an earlier block.
   """
-  if not cfg.allows_mask:
-    return block_index(state, cfg)
-  return jnp.broadcast_to(jnp.arange(cfg.canvas_length, dtype=jnp.int32), state.canvas.shape)
+  return all_columns(state) if cfg.allows_mask else block_index(state, cfg)
 
 
 def from_canvas(values: Array, index: Array, fill) -> Array:
@@ -145,7 +183,7 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
   confidence = numerics.log_odds(z, token)
   # Where the confidence does not change continuously as the best token changes, every candidate must hold.
   exact = state.knobs.temperature <= 0
-  if cfg.defer_end:
+  if cfg.confidence_eos_eot_inf:
     confidence = jnp.where(is_any(token, end_tokens(cfg)), -jnp.inf, confidence)
     exact = jnp.zeros_like(exact)
   return Candidates(token=token, gap=gap, confidence=confidence, exact=exact)
@@ -153,7 +191,7 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
 
 def permitted(logits: Array, cfg: DecodeConfig) -> Array:
   """Logits float32 [B, R, V] without a suppressed end token: neither a candidate nor in any softmax."""
-  if not cfg.suppress_eos:
+  if not cfg.logits_eos_inf:
     return logits
   return jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.eos_id, -jnp.inf, logits)
 

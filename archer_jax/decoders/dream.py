@@ -6,19 +6,41 @@ are divided by the temperature and filtered by top_p, then top_k, before tokens 
 (Dream 7B, arXiv 2508.15487, and its public generation code.)
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 from typing import ClassVar
 
-import jax
-from jax import Array
-import jax.numpy as jnp
-import numpy as np
+from etils import epy
 
-from archer_jax import numerics
-from archer_jax.config import DecodeConfig
 from archer_jax.decoders import base
-from archer_jax.types import DecodeState
+from archer_jax.specs import INT32_MAX
+from archer_jax.specs import LARGE
+from archer_jax.specs import SHIFTED
+from archer_jax.specs import DecoderSpec
+from archer_jax.specs import Knob
+from archer_jax.specs import Switch
+
+with epy.lazy_imports():
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  from archer_jax import numerics
+  from archer_jax import types
+
+if TYPE_CHECKING:
+  from collections.abc import Mapping
+  from typing import Any
+
+  from jax import Array
+
+  from archer_jax.config import DecodeConfig
+  from archer_jax.types import DecodeState
+  from archer_jax.types import Update
+  from archer_jax.types import Views
 
 _EPS = 1e-3
 
@@ -37,13 +59,34 @@ class _Filtered:
 class Dream(base.Decoder):
   """The decoder of shifted models; it never takes a token back."""
 
+  spec: ClassVar[DecoderSpec] = DecoderSpec(
+    name='dream',
+    help='writes by a schedule over time, in the order of a score',
+    alignments=(SHIFTED,),
+    number='steps',
+    knobs={
+      'steps': base.STEPS,
+      'top_p': Knob(1.0, False, 0, 1, 'dream samples from this mass of the best tokens; 1 is off'),
+      'top_k': Knob(0, True, 0, INT32_MAX, 'dream samples from this many best tokens; 0 is off'),
+      'alg_temp': Knob(0.0, False, 0, LARGE, 'randomness of the order of dream; 0 is none'),
+    },
+    switches={
+      'alg': Switch('entropy', 'in which order dream writes', ('origin', 'maskgit_plus', 'topk_margin', 'entropy')),
+    },
+  )
   stops_within_block: ClassVar[bool] = True
 
-  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
-    return jnp.broadcast_to(jnp.arange(cfg.canvas_length, dtype=jnp.int32), state.canvas.shape)
+  def views(self, state: DecodeState, cfg: DecodeConfig) -> Views:
+    del cfg
+    return types.Views(columns=base.all_columns(state))
 
-  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
-    knobs = state.knobs
+  def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
+    if name == 'alg_temp' and switches['alg'] == 'origin':
+      return 'alg_temp must not be given with alg origin, whose order has no score'
+    return None
+
+  def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
+    knobs, index = state.knobs, views.columns
     eligible = base.mask_positions(state, cfg)
     # Logits divided by less would overflow.
     sampled = knobs.temperature > 1e-30
@@ -81,14 +124,13 @@ class Dream(base.Decoder):
     accepted = write
     canvas = jnp.where(write, token, state.canvas)
     left = (canvas == cfg.model.mask_id) & state.canvas_valid
-    return base.Update(
+    return types.Update(
       canvas=canvas,
       accepted=accepted,
       remasked=jnp.zeros_like(accepted),
       block_done=last | ~jnp.any(left, axis=1),
       margin=margin,
-      pending=state.pending,
-      last_accept=state.last_accept,
+      decoder=state.decoder,
     )
 
 
@@ -200,3 +242,6 @@ def entropy_slope(vocab_size: int) -> float:
   """
   q = np.linspace(1e-6, 1 - 1e-6, 1_000_001)
   return float(np.max(2 * q * (1 - q) * (np.log(vocab_size - 1) + np.log(q / (1 - q)))))
+
+
+METHOD = Dream()

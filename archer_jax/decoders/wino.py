@@ -6,26 +6,86 @@ one was committed, the tokens of the block that stood there before the step and 
 is below `threshold_back` are re-masked, the lowest first and at most one less than the step before committed.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
+from typing import ClassVar
+from typing import NamedTuple
 
-from jax import Array
-import jax.numpy as jnp
+from etils import epy
 
-from archer_jax import numerics
-from archer_jax.config import DecodeConfig
 from archer_jax.decoders import base
-from archer_jax.types import DecodeState
+from archer_jax.specs import INT32_MAX
+from archer_jax.specs import SAME_POSITION
+from archer_jax.specs import DecoderSpec
+from archer_jax.specs import Knob
+from archer_jax.specs import Switch
+
+with epy.lazy_imports():
+  import jax.numpy as jnp
+
+  from archer_jax import numerics
+  from archer_jax import types
+
+if TYPE_CHECKING:
+  from jax import Array
+
+  from archer_jax.config import DecodeConfig
+  from archer_jax.types import DecodeState
+  from archer_jax.types import Update
+  from archer_jax.types import Views
 
 # The re-mask bound of a block's first step, as in the public code; nothing stands in a fresh block, so it never binds.
 _FIRST_LAST_ACCEPT = 30
 
 
+class WinoState(NamedTuple):
+  """What WINO remembers of its rows."""
+
+  pending: Array  # bool [B, G], positions of the current block that are still to be committed
+  last_accept: Array  # int32 [B], tokens that the step before committed
+
+
 @dataclasses.dataclass(frozen=True)
 class Wino(base.Decoder):
-  """The revocable decoder."""
+  """The decoder that verifies what it wrote."""
 
-  def decision_index(self, state: DecodeState, cfg: DecodeConfig) -> Array:
-    return base.block_decision_index(state, cfg)
+  spec: ClassVar[DecoderSpec] = DecoderSpec(
+    name='wino',
+    help='commits what is confident, takes back what does not stand up to verification',
+    alignments=(SAME_POSITION,),
+    block_length=64,
+    block_alignments=(SAME_POSITION,),
+    number='threshold',
+    knobs={
+      'threshold': Knob(0.6, False, 0, 1, 'wino commits tokens whose probability is above this'),
+      'threshold_back': Knob(0.9, False, 0, 1, 'wino takes back tokens verified below this probability'),
+      'max_accept': Knob(20, True, 1, INT32_MAX, 'wino commits at most this many tokens a step'),
+    },
+    switches={
+      'shadow': Switch(
+        'official', "what wino's verification rows see of each other: all, or only themselves", ('official', 'self')
+      ),
+      **base.END_SWITCHES,
+    },
+  )
+
+  def init(self, state: DecodeState, cfg: DecodeConfig) -> WinoState:
+    del cfg
+    return WinoState(pending=jnp.zeros(state.canvas.shape, bool), last_accept=jnp.zeros_like(state.block))
+
+  def views(self, state: DecodeState, cfg: DecodeConfig) -> Views:
+    twin = base.block_index(state, cfg)
+    # Shadows past a short last block are padding: nobody's keys, and their logits are not read.
+    valid = twin < state.gen_length[:, None]
+    shadow = types.Shadow(columns=twin, valid=valid, sees_peers=cfg.shadow == 'official')
+    return types.Views(columns=base.block_columns(state, cfg), shadow=shadow)
+
+  def reads(self, state: DecodeState, views: Views, cfg: DecodeConfig) -> Array:
+    pending, end, twin = state.decoder.pending, base.block_end(state, cfg)[:, None], views.shadow.columns
+    committing = base.from_canvas(pending, views.columns, False) & (views.columns < end)
+    return jnp.concatenate([committing, (twin < end) & ~base.from_canvas(pending, twin, True)], axis=1)
 
   def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
     """A block needs at most as many steps as positions were pending at its start.
@@ -40,19 +100,19 @@ class Wino(base.Decoder):
     total = n_blocks * (n_blocks + 1) / 2 * cfg.block_length
     return jnp.minimum(total, jnp.float32(2**30)).astype(jnp.int32)
 
-  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> DecodeState:
+  def enter_block(self, state: DecodeState, cfg: DecodeConfig) -> WinoState:
     before_end = jnp.arange(cfg.canvas_length)[None] < base.block_end(state, cfg)[:, None]
-    return dataclasses.replace(
-      state,
+    return WinoState(
       pending=base.mask_positions(state, cfg) & before_end,
-      last_accept=jnp.full_like(state.last_accept, _FIRST_LAST_ACCEPT),
+      last_accept=jnp.full_like(state.decoder.last_accept, _FIRST_LAST_ACCEPT),
     )
 
-  def update(self, state: DecodeState, index: Array, logits: Array, cfg: DecodeConfig) -> base.Update:
-    knobs = state.knobs
+  def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
+    knobs, index = state.knobs, views.columns
+    pending, last_accept = state.decoder
     logits = base.permitted(logits, cfg)
     rows = index.shape[1]
-    eligible = base.from_canvas(state.pending, index, False)
+    eligible = base.from_canvas(pending, index, False)
     chosen = base.candidates(state, index, logits[:, :rows], cfg)
     confidence = chosen.confidence
 
@@ -66,15 +126,15 @@ class Wino(base.Decoder):
     accept = eligible & (numerics.rank_descending(confidence, eligible) < n_accept[:, None])
 
     # Verification: what stood in the block before this step, judged by the rows that cannot see it.
-    twin = base.block_index(state, cfg)
+    twin = views.shadow.columns
     in_block = twin < base.block_end(state, cfg)[:, None]
-    standing = in_block & ~base.from_canvas(state.pending, twin, True)
+    standing = in_block & ~base.from_canvas(pending, twin, True)
     support = numerics.log_odds(logits[:, rows:], base.from_canvas(state.canvas, twin, 0))
     doubtful = standing & (support < numerics.logit(knobs.threshold_back)[:, None])
     n_doubtful = jnp.sum(doubtful, axis=1, dtype=jnp.int32)
-    verified = (n_accept > 1) & (state.last_accept > 1)
-    capped = n_doubtful >= state.last_accept
-    n_remask = jnp.where(n_accept > 1, jnp.minimum(n_doubtful, state.last_accept - 1), 0)
+    verified = (n_accept > 1) & (last_accept > 1)
+    capped = n_doubtful >= last_accept
+    n_remask = jnp.where(n_accept > 1, jnp.minimum(n_doubtful, last_accept - 1), 0)
     remask = standing & (numerics.rank_descending(-support, standing) < n_remask[:, None])
 
     rank_binds = (n_passed > cap) | (n_passed == 0)
@@ -89,18 +149,20 @@ class Wino(base.Decoder):
     )
     margin = jnp.minimum(margin, jnp.where(verified, margin_back, jnp.inf))
 
-    nothing = jnp.zeros_like(state.pending)
+    nothing = jnp.zeros_like(pending)
     accepted = base.to_canvas(accept, index, accept, nothing)
     remasked = base.to_canvas(remask, twin, remask, nothing)
     canvas = base.to_canvas(chosen.token, index, accept, state.canvas)
     canvas = jnp.where(remasked, cfg.model.mask_id, canvas)
-    pending = (state.pending & ~accepted) | remasked
-    return base.Update(
+    pending = (pending & ~accepted) | remasked
+    return types.Update(
       canvas=canvas,
       accepted=accepted,
       remasked=remasked,
       block_done=~jnp.any(pending, axis=1),
       margin=margin,
-      pending=pending,
-      last_accept=n_accept,
+      decoder=WinoState(pending=pending, last_accept=n_accept),
     )
+
+
+METHOD = Wino()

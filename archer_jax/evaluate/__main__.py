@@ -11,17 +11,17 @@ import sys
 from absl import flags
 
 from archer_jax import runtime
-from archer_jax.checkpoint import read_manifest
+from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.evaluate.figure import check_figure
 from archer_jax.evaluate.setting import DEFAULT_N
 from archer_jax.evaluate.setting import Command
 from archer_jax.evaluate.setting import parse_settings
-from archer_jax.jobs.flags import Definer
-from archer_jax.jobs.flags import Groups
-from archer_jax.jobs.flags import help_text
-from archer_jax.jobs.flags import leave
-from archer_jax.jobs.flags import read_flags
-from archer_jax.jobs.flags import run_command
+from archer_jax.flags import Definer
+from archer_jax.flags import Groups
+from archer_jax.flags import help_text
+from archer_jax.flags import leave
+from archer_jax.flags import read_flags
+from archer_jax.flags import run_command
 from archer_jax.jobs.output import check_new_file
 from archer_jax.tasks.extract import EXTRACTORS
 from archer_jax.tasks.sources import GENERATED
@@ -60,7 +60,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
       define.whole('n', None, 1, f'problems of each task (default: {DEFAULT_N}, all of a set or file)'),
       define.text('compare', 'settings, the first is what wins and losses are counted against', 'always,archer'),
       define.whole('worked_examples', None, 0, "solved problems before each question (default: the task's own number)"),
-      define.choice('extract', 'what is read out of an answer to a file of jsonl', 'exact', tuple(EXTRACTORS)),
+      define.choice('extract', 'what is read out of an answer to a file of jsonl', tuple(EXTRACTORS), 'exact'),
       define.switch('chat', False, "questions of jsonl are a user's turn in the checkpoint's chat template"),
     ],
     'Where to, beside the table on stdout': [

@@ -13,19 +13,19 @@ import dataclasses
 import itertools
 from typing import Any
 
+from archer_jax.checkpoints.text import Tokenizer
+from archer_jax.engine.batching import PROMPT_LENGTHS
+from archer_jax.engine.batching import bucket
+from archer_jax.engine.engine import Setup
+from archer_jax.engine.engine import Timing
+from archer_jax.engine.generate import decode_requests
+from archer_jax.engine.requests import Request
+from archer_jax.engine.requests import make_request
+from archer_jax.engine.results import Result
+from archer_jax.engine.settings import Settings
 from archer_jax.evaluate.work import Counter
-from archer_jax.jobs.batching import PROMPT_LENGTHS
-from archer_jax.jobs.batching import batch_config
-from archer_jax.jobs.batching import bucket
-from archer_jax.jobs.generate import Result
-from archer_jax.jobs.generate import Timing
-from archer_jax.jobs.generate import decode_requests
-from archer_jax.jobs.requests import Request
-from archer_jax.jobs.requests import make_request
-from archer_jax.jobs.settings import Settings
 from archer_jax.tasks import Problem
 from archer_jax.tasks.sources import Source
-from archer_jax.text import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,16 +103,12 @@ def play(
     A trial for each setting, by label, in the order of the plan.
   """
   counter = Counter()
-  decode = lambda label, requests: decode_requests(
-    params,
-    tokenizer,
-    plan.settings[label],
-    requests,
-    batch_size=plan.batch_size,
-    decode=counter.decode,
-    timing=timing,
-  )
-  _warm_up(plan, decode, params, tokenizer, timing)
+  setups = {
+    label: Setup(params=params, tokenizer=tokenizer, settings=setting, decode=counter.decode)
+    for label, setting in plan.settings.items()
+  }
+  decode = lambda label, requests: decode_requests(setups[label], requests, batch_size=plan.batch_size, timing=timing)
+  _warm_up(plan, setups, decode, timing)
   counter.take()
   streams = {label: decode(label, requests) for label, requests in plan.requests.items()}
   labels = tuple(streams)
@@ -137,7 +133,7 @@ def play(
     }
 
 
-def _warm_up(plan: Plan, decode, params, tokenizer: Tokenizer, timing: Timing) -> None:
+def _warm_up(plan: Plan, setups: Mapping[str, Setup], decode, timing: Timing) -> None:
   """Decodes the first batch with every setting, and every other batch whose program has not run yet.
 
   Settings share programs, but not what these execute.
@@ -146,13 +142,7 @@ def _warm_up(plan: Plan, decode, params, tokenizer: Tokenizer, timing: Timing) -
   for label, requests in plan.requests.items():
     for start in range(0, len(requests), plan.batch_size):
       batch = requests[start : start + plan.batch_size]
-      cfg = batch_config(
-        batch,
-        plan.settings[label],
-        dtype=str(params['embedding'].dtype),
-        end_ids=tokenizer.end_ids,
-        trace=False,
-      )
+      cfg = setups[label].config(batch)
       length = bucket('prompt', max(len(request.prompt_ids) for request in batch), PROMPT_LENGTHS)
       if start == 0 or (cfg, (n_rows, length)) not in timing.programs:
         # A short last batch is filled up, or it would be another program.

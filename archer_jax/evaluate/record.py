@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from archer_jax.engine.settings import Settings
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.compare import Trial
 from archer_jax.evaluate.statistics import sign_test
 from archer_jax.evaluate.statistics import speedup
 from archer_jax.evaluate.statistics import wilson_interval
-from archer_jax.jobs.settings import Settings
 
 # Means over the problems.
 _MEANS = ('steps', 'nfe', 'remasked', 'flip_flops', 'accepted', 'prompt_tokens', 'generated_tokens')

@@ -11,7 +11,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from archer_jax import checkpoint
+from archer_jax.calibration import file as calibration
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.spelling import check_spelling
+from archer_jax.checkpoints.text import Tokenizer
+from archer_jax.checkpoints.text import load_tokenizer
+from archer_jax.engine.engine import Timing
 from archer_jax.evaluate import table
 from archer_jax.evaluate.compare import Plan
 from archer_jax.evaluate.compare import plan
@@ -21,14 +26,9 @@ from archer_jax.evaluate.record import base_of
 from archer_jax.evaluate.record import records
 from archer_jax.evaluate.setting import DEFAULT_N
 from archer_jax.evaluate.setting import Command
-from archer_jax.jobs import calibration
-from archer_jax.jobs.generate import Timing
-from archer_jax.spelling import check_spelling
 from archer_jax.tasks.sources import GENERATED
 from archer_jax.tasks.sources import Source
 from archer_jax.tasks.sources import open_source
-from archer_jax.text import Tokenizer
-from archer_jax.text import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

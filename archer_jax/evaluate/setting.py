@@ -2,7 +2,7 @@
 
     setting  = (rule | decoder) [":" number] {"+" name "=" value}
 
-The number is the name's own: the interval of `interval`, the drift radius of `archer`, the kappa of `certified`, the
+The number is the name's own, as its spec declares it: the interval of `interval`, the kappa of `certified`, the
 threshold of `wino`, the steps of `llada` and `dream`. Each `name=value` is a setting of the command line, such as
 `threshold=0.9`. Plain Python without JAX, so that a mistake is told before anything is loaded.
 """
@@ -13,30 +13,22 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from archer_jax.checkpoint import Manifest
-from archer_jax.config import CHOICES
-from archer_jax.config import KNOBS
+from archer_jax import specs
+from archer_jax.checkpoints.manifest import Manifest
 from archer_jax.config import ModelConfig
-from archer_jax.jobs.settings import SETTINGS
-from archer_jax.jobs.settings import Settings
-from archer_jax.jobs.settings import check_setting
-from archer_jax.jobs.settings import make_settings
-from archer_jax.jobs.settings import unread
+from archer_jax.engine.settings import CHOICES
+from archer_jax.engine.settings import SETTINGS
+from archer_jax.engine.settings import Settings
+from archer_jax.engine.settings import check_setting
+from archer_jax.engine.settings import make_settings
 
-# What the number behind a name sets; the other names have none.
+# What a setting may begin with, and what the number behind each name sets; some have none.
 NUMBERS = {
-  'interval': 'refresh_interval',
-  'archer': 'drift_radius',
-  'certified': 'kappa',
-  'wino': 'threshold',
-  'llada': 'steps',
-  'dream': 'steps',
+  **{name: rule.number for name, rule in specs.rules().items()},
+  **{spec.name: spec.number for spec in specs.specs(specs.DECODERS)},
 }
-NAMES = (*CHOICES['refresh'], *CHOICES['decoder'])
 # The same for all, or the settings would not be compared on the same problems.
 _COMMON = ('seed', 'chat')
-# Settings that are whole numbers and no knobs.
-_WHOLE = ('block_length', 'anchors')
 # Problems of a generated task.
 DEFAULT_N = 100
 
@@ -47,7 +39,7 @@ class Setting:
 
   Attributes:
     label: as it was written.
-    given: what it says, by names of `jobs.settings.SETTINGS`.
+    given: what it says, by names of `engine.settings.SETTINGS`.
   """
 
   label: str
@@ -96,13 +88,14 @@ def parse_settings(text: str) -> list[Setting]:
 def _parse(label: str) -> dict[str, Any]:
   head, *changes = label.split('+')
   name, colon, number = head.partition(':')
-  if name not in NAMES:
-    raise ValueError(f'compare: {name!r} in {label!r} is no refresh rule or decoder; there are {", ".join(NAMES)}')
+  if name not in NUMBERS:
+    raise ValueError(f'compare: {name!r} in {label!r} is no refresh rule or decoder; there are {", ".join(NUMBERS)}')
   given = {'refresh' if name in CHOICES['refresh'] else 'decoder': name}
   pairs = []
   if colon:
-    if name not in NUMBERS:
-      raise ValueError(f'compare: {name} in {label!r} takes no number; {", ".join(NUMBERS)} do')
+    if NUMBERS[name] is None:
+      able = ', '.join(name for name, number in NUMBERS.items() if number)
+      raise ValueError(f'compare: {name} in {label!r} takes no number; {able} do')
     pairs.append((NUMBERS[name], number))
   for change in changes:
     changed, equals, value = change.partition('=')
@@ -128,9 +121,11 @@ def _value(name: str, text: str) -> Any:
   """A text as the number or truth that it spells; anything else stays as it is, for the one message."""
   if text in ('true', 'false'):
     return text == 'true'
-  if name in KNOBS or name in _WHOLE or name == 'quantile':
+  knob, switch = specs.knobs().get(name), specs.switches().get(name)
+  is_whole = name == 'block_length' or (knob and knob.integer) or (switch and type(switch.default) is int)
+  if is_whole or knob or name == 'quantile':
     with contextlib.suppress(ValueError):
-      return int(text) if name in _WHOLE or (name in KNOBS and KNOBS[name].integer) else float(text)
+      return int(text) if is_whole else float(text)
   return text
 
 
@@ -158,7 +153,7 @@ def complete(
       for name, value in base.items():
         reason = f'{name} must not be given: every setting of compare has its own'
         if name not in setting.given:
-          reason = unread(name, shape.decoder, shape.refresh, shape.switches)
+          reason = shape.methods.unread(name)
         if reason is None:
           read[name] = value
         reasons[name].append(reason)

@@ -24,22 +24,23 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 from archer_jax import runtime
-from archer_jax.checkpoint import load
-from archer_jax.checkpoint import read_manifest
-from archer_jax.config import KNOBS
-from archer_jax.jobs.batching import CANVAS_LENGTHS
-from archer_jax.jobs.batching import PROMPT_LENGTHS
-from archer_jax.jobs.batching import bucket
-from archer_jax.jobs.calibration import calibrated
-from archer_jax.jobs.generate import Result
-from archer_jax.jobs.generate import decode_requests
-from archer_jax.jobs.requests import Request
-from archer_jax.jobs.requests import make_request
-from archer_jax.jobs.settings import SETTINGS
-from archer_jax.jobs.settings import Settings
-from archer_jax.jobs.settings import make_settings
-from archer_jax.likelihood import log_likelihoods
-from archer_jax.spelling import check_spelling
+from archer_jax import specs
+from archer_jax.calibration.file import calibrated
+from archer_jax.checkpoints.checkpoint import load
+from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.checkpoints.spelling import check_spelling
+from archer_jax.engine.batching import CANVAS_LENGTHS
+from archer_jax.engine.batching import PROMPT_LENGTHS
+from archer_jax.engine.batching import bucket
+from archer_jax.engine.engine import Setup
+from archer_jax.engine.generate import decode_requests
+from archer_jax.engine.likelihood import log_likelihoods
+from archer_jax.engine.requests import Request
+from archer_jax.engine.requests import make_request
+from archer_jax.engine.results import Result
+from archer_jax.engine.settings import SETTINGS
+from archer_jax.engine.settings import Settings
+from archer_jax.engine.settings import make_settings
 
 # What tasks call the length of the answer.
 _LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
@@ -68,10 +69,10 @@ class Archer(LM):
     batch_size: requests, or samples of the likelihood, decoded together; no result depends on it.
     max_batch_size, device: what the harness tells every model; a batch has one size, and JAX chooses the device.
     dtype: of parameters and matmuls, by default float32 on CPU and bfloat16 elsewhere.
-    mc_num: Monte Carlo samples of a log-likelihood; see `archer_jax.likelihood`.
+    mc_num: Monte Carlo samples of a log-likelihood; see `archer_jax.engine.likelihood`.
     check_greedy: whether a log-likelihood also says if the continuation is what the model writes one token a step,
       the surest first. Few metrics read it, and it takes a step per token.
-    **settings: see `archer_jax.jobs.settings.SETTINGS`.
+    **settings: see `archer_jax.engine.settings.SETTINGS`.
 
   Raises:
     Mistake: an argument that there is not or that is wrong, or a checkpoint that cannot be used.
@@ -225,14 +226,14 @@ class Archer(LM):
     record = {'prompt': context, 'seed': _seed(self._settings.seed, context, repeat)}
     lengths = [(name, arguments.pop(name)) for name in _LENGTHS if name in arguments]
     if lengths:
-      arguments.setdefault('gen_length', KNOBS['gen_length'].check(*lengths[0]))
+      arguments.setdefault('gen_length', specs.knobs()['gen_length'].check(*lengths[0]))
     # What is not sampled has no use for these, and tasks give them all the same.
     if not arguments.pop('do_sample', arguments.get('temperature', 0) > 0):
       arguments = {name: value for name, value in arguments.items() if name not in _SAMPLING} | {'temperature': 0.0}
     if arguments.get('num_beams') == 1:
       del arguments['num_beams']
-    if unknown := [name for name in arguments if name not in KNOBS]:
-      names = ('until', 'do_sample', *_LENGTHS, *KNOBS)
+    if unknown := [name for name in arguments if name not in specs.knobs()]:
+      names = ('until', 'do_sample', *_LENGTHS, *specs.knobs())
       raise ValueError(f'{unknown[0]} is no generation argument of the model archer; there are {", ".join(names)}')
     record |= {name: value for name, value in arguments.items() if name not in self._given}
     return make_request(record, index, self._settings, self._tokenizer, allow_empty=True)
@@ -245,9 +246,10 @@ class Archer(LM):
         'gen_length', request.knobs['gen_length'], CANVAS_LENGTHS
       )
 
+    setup = Setup(params=self._params, tokenizer=self._tokenizer, settings=settings)
     with tqdm(total=len(entries), desc=what, disable=disable_tqdm) as bar:
       for _, group in itertools.groupby(sorted(entries, key=shape), key=shape):
-        for batch in decode_requests(self._params, self._tokenizer, settings, group, batch_size=self._batch_size):
+        for batch in decode_requests(setup, group, batch_size=self._batch_size):
           for result in batch:
             if result.error:
               raise Mistake(f'request {result.index}: {result.error}')

@@ -1,1 +1,1 @@
-"""Jobs: requests in, batches through the loop, results out. The command line and `archer_jax.generate` share it."""
+"""Jobs: folders that can be gone on with, parts, preemption, figures over time, and the files that results go to."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import Protocol
 
-from archer_jax import checkpoint
+from archer_jax.checkpoints.manifest import BUNDLED
+from archer_jax.engine.settings import Settings
 from archer_jax.jobs import output
 from archer_jax.jobs.folder import MANIFEST
 from archer_jax.jobs.folder import check_job
@@ -21,7 +22,6 @@ from archer_jax.jobs.folder import open_path
 from archer_jax.jobs.folder import scan_input
 from archer_jax.jobs.folder import write_manifest
 from archer_jax.jobs.part import Part
-from archer_jax.jobs.settings import Settings
 
 if TYPE_CHECKING:
   from etils import epath
@@ -142,7 +142,7 @@ def begin(start: Start, problem: str | None) -> Part:
 
 def _configuration(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
   """Everything by name that a record depends on besides its line of the input."""
-  folder = checkpoint.BUNDLED if options['checkpoint'] is None else Path(options['checkpoint'])
+  folder = BUNDLED if options['checkpoint'] is None else Path(options['checkpoint'])
   # Its manifest has the sizes and digests of everything else.
   digest = hashlib.sha256((folder / 'manifest.json').read_bytes()).hexdigest()
   return {'checkpoint_sha256': digest, 'dtype': options['dtype'], **settings.by_name()}

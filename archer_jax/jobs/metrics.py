@@ -11,11 +11,11 @@ from etils import epath
 import jax
 from tqdm import tqdm
 
+from archer_jax.engine.results import Result
+from archer_jax.engine.stats import Summary
 from archer_jax.jobs.folder import FLUSH_SECONDS
 from archer_jax.jobs.folder import is_local
 from archer_jax.jobs.folder import write_whole
-from archer_jax.jobs.generate import Result
-from archer_jax.report.stats import Summary
 
 # Between two lines of the file.
 LINE_SECONDS = 5.0

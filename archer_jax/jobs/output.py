@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
-import re
 import sys
 import tempfile
 from typing import TYPE_CHECKING
@@ -13,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from archer_jax.jobs.settings import Settings
+from archer_jax.engine.settings import Settings
 
 if TYPE_CHECKING:
-  from archer_jax.jobs.generate import Result
-  from archer_jax.text import Tokenizer
-
-# Longer names do not fit every file system, and a dot may begin none: `.` and `..` are folders.
-_PLAIN_NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}')
-
-
-def file_stem(id: Any, index: int) -> str:
-  """Name of a record's trace file: its id where that is a plain name, else its zero-padded index."""
-  text = str(id) if isinstance(id, str | int) and not isinstance(id, bool) else ''
-  return text if _PLAIN_NAME.fullmatch(text) else f'{index:08d}'
+  from archer_jax.checkpoints.text import Tokenizer
+  from archer_jax.engine.results import Result
 
 
 def stats_file(output: str) -> Path:
@@ -153,9 +143,6 @@ def trace_arrays(result: 'Result', settings: Settings, tokenizer: 'Tokenizer | N
     `reason_names`, of the bits of `reason_per_step` from the lowest; `token_ids`, every one that occurs, ascending, and
     `token_texts` of them where there is a tokenizer.
   """
-  # What checks flags must not wait for JAX.
-  from archer_jax.types import Reason
-
   is_plain = isinstance(result.id, str | int | float) and np.asarray(result.id).dtype != object
   occurring = np.unique([*result.trace['canvas_after_step'].ravel().tolist(), *result.prompt_ids]).astype(np.int32)
   arrays = {
@@ -164,7 +151,7 @@ def trace_arrays(result: 'Result', settings: Settings, tokenizer: 'Tokenizer | N
     'mask_id': np.asarray(settings.model.mask_id, np.int32),
     'prompt_ids': np.asarray(result.prompt_ids, np.int32),
     'settings': np.asarray(json.dumps({**settings.by_name(), **result.knobs})),
-    'reason_names': np.asarray([reason.name.lower() for reason in Reason]),
+    'reason_names': np.asarray(settings.reason_names),
     'token_ids': occurring,
   }
   if tokenizer is not None:
@@ -175,14 +162,14 @@ def trace_arrays(result: 'Result', settings: Settings, tokenizer: 'Tokenizer | N
   return arrays
 
 
-def write_trace(folder: Path, result: 'Result', arrays: Mapping[str, np.ndarray], *, resume: bool = False) -> None:
-  """Writes the trace of a result as `folder`/<id or zero-padded index>.npz.
+def write_trace(folder: Path, stem: str, arrays: Mapping[str, np.ndarray], *, resume: bool = False) -> None:
+  """Writes the trace of a result as `folder`/`stem`.npz.
 
   Args:
     folder: there already.
-    result: whose id and index name the file.
+    stem: from `file_stem`.
     arrays: from `trace_arrays`.
     resume: whether a file may be replaced, that of a record which an earlier run of the job did not finish.
   """
-  with (folder / f'{file_stem(result.id, result.index)}.npz').open('wb' if resume else 'xb') as file:
+  with (folder / f'{stem}.npz').open('wb' if resume else 'xb') as file:
     np.savez(file, **arrays)

@@ -28,7 +28,7 @@ from archer_jax.jobs.output import json_line
 if TYPE_CHECKING:
   from etils import epath
 
-  from archer_jax.jobs.generate import Result
+  from archer_jax.engine.results import Result
 
 
 @contextlib.contextmanager

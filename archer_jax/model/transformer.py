@@ -13,6 +13,7 @@ from archer_jax.config import ModelConfig
 from archer_jax.model.attention import attend
 from archer_jax.model.attention import rotary_table
 from archer_jax.model.attention import rotate
+from archer_jax.model.kv import KV
 
 KeyValue = tuple[Array, Array]
 
@@ -26,6 +27,11 @@ def take_rows(x: Array, rows: Array) -> Array:
 def take_mask_rows(attn_mask: Array, rows: Array) -> Array:
   """Gathers the query rows of a mask [B, 1, T, S] at int32 [B, R] to [B, 1, R, S]."""
   return jnp.take_along_axis(attn_mask, rows[:, None, :, None], axis=2, mode='promise_in_bounds')
+
+
+def _gathered(layers: tuple[KeyValue, ...]) -> KV:
+  k, v = zip(*layers, strict=True)
+  return KV(k=k, v=v)
 
 
 class RMSNorm(nn.Module):
@@ -170,9 +176,9 @@ class Transformer(nn.Module):
     attn_mask: Array,
     *,
     head_rows: Array | None = None,
-    kept: tuple[KeyValue, ...] | None = None,
+    kept: KV | None = None,
     key_start: int = 0,
-  ) -> tuple[Array, tuple[KeyValue, ...]]:
+  ) -> tuple[Array, KV]:
     """Logits of the asked rows, and the keys and values of all.
 
     The keys of the attention are those of `kept` followed by those of the fed rows from `key_start` on. Work that
@@ -183,11 +189,11 @@ class Transformer(nn.Module):
       positions: int32 [B, T], for RoPE.
       attn_mask: bool [B, 1, T, S], True = may attend.
       head_rows: int32 [B, R], rows whose logits are wanted, all in [0, T); None = every row, in order.
-      kept: keys (after RoPE) and values of earlier rows, [B, P, K, H] a layer, standing before the fed ones.
+      kept: keys and values of earlier rows, [B, P, K, H] a layer, standing before the fed ones.
       key_start: first fed row that others may attend to; rows before it only ask.
 
     Returns:
-      float32 logits [B, R, V], and per layer the keys and values [B, T - key_start, K, H] of the fed rows.
+      float32 logits [B, R, V], and the keys and values [B, T - key_start, K, H] of the fed rows.
     """
     return self.observe(tokens, positions, attn_mask, head_rows=head_rows, kept=kept, key_start=key_start)[:2]
 
@@ -198,30 +204,30 @@ class Transformer(nn.Module):
     attn_mask: Array,
     *,
     head_rows: Array | None = None,
-    kept: tuple[KeyValue, ...] | None = None,
+    kept: KV | None = None,
     key_start: int = 0,
     probe: int | None = None,
-  ) -> tuple[Array, tuple[KeyValue, ...], Array | None]:
+  ) -> tuple[Array, KV, Array | None]:
     """A call that also gives the residual stream [B, T, D] behind the first `probe` layers, None for no probe."""
     x, table, fresh, hidden = self._trunk(tokens, positions, attn_mask, kept, key_start, probe)
     if head_rows is not None:
       x, attn_mask = take_rows(x, head_rows), take_mask_rows(attn_mask, head_rows)
       table = tuple(take_rows(part, head_rows) for part in table)
     x = self.blocks[-1](x, table, self._keys(fresh, kept), attn_mask)
-    return self.head(self.final_norm(x)), fresh, hidden
+    return self.head(self.final_norm(x)), _gathered(fresh), hidden
 
-  def key_value(self, tokens: Array, positions: Array, attn_mask: Array) -> tuple[KeyValue, ...]:
+  def key_value(self, tokens: Array, positions: Array, attn_mask: Array) -> KV:
     """Keys and values [B, T, K, H] of every layer, without the last layer's attention and without logits."""
-    return self._trunk(tokens, positions, attn_mask, None, 0, None)[2]
+    return _gathered(self._trunk(tokens, positions, attn_mask, None, 0, None)[2])
 
   def _table(self, positions: Array) -> KeyValue:
     return rotary_table(positions, self.config.head_dim, self.config.rope_theta)
 
-  def _keys(self, fresh: tuple[KeyValue, ...], kept: tuple[KeyValue, ...] | None) -> KeyValue:
+  def _keys(self, fresh: tuple[KeyValue, ...], kept: KV | None) -> KeyValue:
     """The newest layer's keys and values, the kept ones first."""
     if kept is None:
       return fresh[-1]
-    old, new = kept[len(fresh) - 1], fresh[-1]
+    old, new = kept.read(len(fresh) - 1), fresh[-1]
     return jnp.concatenate([old[0], new[0]], axis=1), jnp.concatenate([old[1], new[1]], axis=1)
 
   def _trunk(self, tokens, positions, attn_mask, kept, key_start, probe):

@@ -7,11 +7,11 @@ import sys
 
 from absl import flags
 
-from archer_jax.jobs.flags import Definer
-from archer_jax.jobs.flags import Groups
-from archer_jax.jobs.flags import help_text
-from archer_jax.jobs.flags import leave
-from archer_jax.jobs.flags import run_command
+from archer_jax.flags import Definer
+from archer_jax.flags import Groups
+from archer_jax.flags import help_text
+from archer_jax.flags import leave
+from archer_jax.flags import run_command
 from archer_jax.jobs.output import check_new_file
 from archer_jax.jobs.output import make_folder
 from archer_jax.report.image import check_matplotlib

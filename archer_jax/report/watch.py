@@ -17,10 +17,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode_step
-from archer_jax.refresh import plan
-from archer_jax.text import Tokenizer
+from archer_jax.loop.step import decode_step
 from archer_jax.types import DecodeState
 
 # Small models take a step in less time than an eye needs.
@@ -29,8 +28,12 @@ _SECONDS_PER_FRAME = 0.12
 MASK_GLYPH = '·'
 NEW_STYLE, TAKEN_BACK_STYLE, REFRESH_STYLE, QUIET_STYLE = 'bold green', 'bold white on red', 'bold magenta', 'dim'
 
-_step = jax.jit(decode_step, static_argnames='cfg', donate_argnames='state')
-_drift = jax.jit(lambda params, state, cfg: plan(params, state, cfg).drift, static_argnames='cfg')
+
+@functools.partial(jax.jit, static_argnames='cfg', donate_argnames='state')
+def _step(params, state, cfg):
+  """The state behind a step, and what of its record is shown."""
+  state, record = decode_step(params, state, cfg=cfg)
+  return state, (record.refreshed, record.margin, record.seen)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,9 +75,9 @@ def step_through(params, state: DecodeState, *, cfg: DecodeConfig) -> Iterator[t
     # What a step returns is bound to the device of the parameters; a first state that is not would be another program.
     state = jax.device_put(state, *devices)
   while not (done := jax.device_get(state.done)).all():
-    before, drift = jax.device_get((state.canvas, _drift(params, state, cfg=cfg)))
-    state = _step(params, state, cfg=cfg)
-    after, refreshed, margin, counters = jax.device_get((state.canvas, state.refreshed, state.margin, state.counters))
+    before = jax.device_get(state.canvas)
+    state, record = _step(params, state, cfg=cfg)
+    after, (refreshed, margin, seen), counters = jax.device_get((state.canvas, record, state.counters))
     yield (
       state,
       [
@@ -85,7 +88,7 @@ def step_through(params, state: DecodeState, *, cfg: DecodeConfig) -> Iterator[t
           before=before[row, : lengths[row]],
           after=after[row, : lengths[row]],
           is_refresh=bool(refreshed[row]),
-          drift=float(drift[row]),
+          drift=float(seen['drift'][row]),
           margin=float(margin[row]),
         )
         for row in np.flatnonzero(~done).tolist()

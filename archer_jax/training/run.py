@@ -11,13 +11,13 @@ import ml_collections
 import numpy as np
 import optax
 
-from archer_jax import checkpoint
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.text import Tokenizer
+from archer_jax.checkpoints.text import load_tokenizer
 from archer_jax.config import ModelConfig
 from archer_jax.tasks import HELD_OUT_SEED
 from archer_jax.tasks import problem_at
 from archer_jax.tasks import sudoku4
-from archer_jax.text import Tokenizer
-from archer_jax.text import load_tokenizer
 from archer_jax.training.batches import Batch
 from archer_jax.training.batches import Pair
 from archer_jax.training.batches import make_batch

@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from programs import with_fields
 import reference
 from stub import QUICK_COMPILE
 from stub import decide
@@ -18,7 +19,6 @@ from stub import make_state
 
 from archer_jax import numerics
 from archer_jax.config import DecodeConfig
-from archer_jax.decoders import DECODERS
 from archer_jax.types import DecodeState
 from archer_jax.types import Knobs
 
@@ -92,9 +92,9 @@ def random_canvas(rng, cfg, block, gen_length, share):
   return np.where(masked, cfg.model.mask_id, rng.integers(0, cfg.model.mask_id - 1, masked.shape)).astype(np.int32)
 
 
-def with_fields(state, **fields):
-  """`state` with arrays replaced, each in its own dtype."""
-  return dataclasses.replace(state, **{n: jnp.asarray(x, getattr(state, n).dtype) for n, x in fields.items()})
+def columns_of(state, cfg):
+  """int32 [B, R]: the canvas columns whose logits a step asks for."""
+  return np.asarray(cfg.decoder_method.views(state, cfg).columns)
 
 
 def knob_rows(state):
@@ -137,7 +137,7 @@ def wino_stage(mask_prediction):
     last_accept=rng.choice([1, 2, 3, 30], STATES),
     row_step=block * 9,
   )
-  index = np.asarray(DECODERS['wino'].decision_index(state, cfg))
+  index = columns_of(state, cfg)
   logits = random_logits(rng, (STATES, index.shape[1] + 8, cfg.model.vocab_size), cfg.model.mask_id)
   # The verification view mostly agrees with what stands.
   twin = np.minimum(block[:, None] * 8 + np.arange(8), 13)
@@ -146,7 +146,7 @@ def wino_stage(mask_prediction):
   np.put_along_axis(shadow, token, rng.uniform(0, 8, token.shape), axis=-1)
   logits = logits.astype(np.float32)
   knobs, (noise, *_) = knob_rows(state), noise_of(state, index)
-  last = np.asarray(state.last_accept)
+  last = np.asarray(state.decoder.last_accept)
 
   def refer(row, z):
     return reference.wino(
@@ -180,7 +180,7 @@ def llada_stage(mask_prediction, remasking):
     temperature=rng.choice([0, 0, 0.8], STATES),
   )
   state = with_fields(state, canvas=canvas, block=block, block_step=rng.integers(0, 3, STATES), row_step=block * 5)
-  index = np.asarray(DECODERS['llada'].decision_index(state, cfg))
+  index = columns_of(state, cfg)
   logits = random_logits(rng, (*index.shape, cfg.model.vocab_size), cfg.model.mask_id).astype(np.float32)
   knobs, (noise, order, *_) = knob_rows(state), noise_of(state, index)
   block_step = np.asarray(state.block_step)
@@ -217,7 +217,7 @@ def dream_stage(mask_prediction, alg, **knobs):
     **pick,
   )
   state = with_fields(state, canvas=canvas, row_step=rng.integers(0, 2, STATES))
-  index = np.asarray(DECODERS['dream'].decision_index(state, cfg))
+  index = columns_of(state, cfg)
   logits = random_logits(rng, (*index.shape, cfg.model.vocab_size), cfg.model.mask_id).astype(np.float32)
   rows, (noise, _, uniform, order) = knob_rows(state), noise_of(state, index)
   row_step = np.asarray(state.row_step)
@@ -246,7 +246,7 @@ def run(it, rows, logits=None):
   fill = np.resize(np.arange(len(rows)), BATCH)
   logits = it.logits[rows] if logits is None else logits
   update = decide(jax.tree.map(lambda x: x[rows[fill]], it.state), logits[fill], cfg=it.cfg)
-  return {key: np.asarray(value)[: len(rows)] for key, value in update.items()}
+  return {key: np.asarray(update[key])[: len(rows)] for key in (*KEYS, 'margin')}
 
 
 def equals(got, steps):

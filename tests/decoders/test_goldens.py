@@ -8,7 +8,6 @@ alone at their own shapes, where their stored logits, keys and values are compar
 import dataclasses
 import functools
 import itertools
-from unittest import mock
 
 from golden_data import read_cases
 import jax
@@ -16,11 +15,10 @@ import numpy as np
 import pytest
 from stub import QUICK_COMPILE
 
-from archer_jax import cache
 from archer_jax.config import DecodeConfig
-from archer_jax.decode import decode
-from archer_jax.decode import decode_step
-from archer_jax.decode import init_state
+from archer_jax.loop.decode import decode
+from archer_jax.loop.step import init_state
+from archer_jax.loop.step import staged_step
 from archer_jax.types import Knobs
 from archer_jax.types import Status
 
@@ -138,7 +136,7 @@ def play(llada_tiny, dream_tiny):
     state = program(golden.params, state)
     return {
       case.id: Played(
-        trace=fields_of(state.trace, mine),
+        trace={name: np.asarray(record)[mine] for name, record in state.trace.items()},
         counters=fields_of(state.counters, mine),
         status=np.asarray(state.status)[mine],
       )
@@ -184,17 +182,8 @@ def test_the_goldens_reach_every_rule():
 @functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
 def step_with_logits(params, state, *, cfg):
   """A denoising step, and the logits float32 [1, G + shadow, V] that it decided on."""
-  seen = []
-
-  def forward(*args):
-    result = original(*args)
-    seen.append(result[0])
-    return result
-
-  original = cache.forward
-  with mock.patch.object(cache, 'forward', forward):
-    state = decode_step(params, state, cfg=cfg)
-  return state, seen[0]
+  state, _, stages = staged_step(params, state, cfg=cfg)
+  return state, stages.outcome.logits
 
 
 @pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.function == CACHED])
@@ -211,13 +200,13 @@ def test_logits_keys_and_values_under_reuse(llada_tiny, name):
   for step, canvas in enumerate(expected):
     state, logits = step_with_logits(llada_tiny.params, state, cfg=cfg)
     np.testing.assert_array_equal(state.canvas[0], canvas)
-    assert bool(state.refreshed[0]) == case.arrays['refresh_per_step'][step]
+    assert bool(state.reuse.refreshed[0]) == case.arrays['refresh_per_step'][step]
     if step in stored:
       rows = case.arrays['logits_rows'][stored[step]] - first_row
       np.testing.assert_allclose(np.asarray(logits)[0, rows], case.arrays['logits'][stored[step]], rtol=0, atol=ATOL)
       compared += rows.size
     if step == 0 and 'prompt_k_step0' in case.arrays:
-      for kept, name in ((state.cache.k, 'prompt_k_step0'), (state.cache.v, 'prompt_v_step0')):
+      for kept, name in ((state.kept.kv[0].k, 'prompt_k_step0'), (state.kept.kv[0].v, 'prompt_v_step0')):
         ours = np.stack([np.asarray(layer)[0].swapaxes(0, 1) for layer in kept])
         np.testing.assert_allclose(ours, case.arrays[name], rtol=0, atol=ATOL)
   assert bool(state.done[0])

@@ -164,7 +164,7 @@ def test_the_mask_token_is_never_written_and_keeps_its_probability():
 
 
 def test_a_suppressed_end_token_is_never_written_and_weighs_nothing():
-  cfg = dataclasses.replace(ONE_BLOCK, suppress_eos=True)
+  cfg = dataclasses.replace(ONE_BLOCK, logits_eos_inf=True)
   logits = peaked([EOS] * G, 9)
   logits[:, 3] = 2
   # Column 5 is the surest once the end token is gone.
@@ -177,7 +177,7 @@ def test_a_suppressed_end_token_is_never_written_and_weighs_nothing():
 
 
 def test_deferred_end_tokens_are_written_last():
-  cfg = dataclasses.replace(ONE_BLOCK, defer_end=True, end_ids=(EOS, 9))
+  cfg = dataclasses.replace(ONE_BLOCK, confidence_eos_eot_inf=True, end_ids=(EOS, 9))
   logits = peaked([EOS, 1, 9, 2, EOS, 3, 4, 5], [30, 1, 30, 2, 30, 3, 4, 5])
   canvas = history(play(make_state(cfg, steps=8), cfg, logits), 'canvas')[:, 0]
   order = [int(np.flatnonzero(a != b)[0]) for a, b in itertools.pairwise(canvas)]

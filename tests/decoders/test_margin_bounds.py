@@ -1,12 +1,12 @@
 """Where a margin's bound is attained, where it is loose, and where there is none."""
 
 import numpy as np
+from programs import with_fields
 import pytest
 import reference
 from stages import KEYS
 from stages import noise_of
 from stages import random_logits
-from stages import with_fields
 from stub import MASK
 from stub import decide
 from stub import make_config

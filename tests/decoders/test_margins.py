@@ -5,6 +5,7 @@ import functools
 
 from golden_data import read_cases
 import numpy as np
+from programs import with_fields
 import pytest
 import reference
 from stages import BATCH
@@ -17,7 +18,6 @@ from stages import llada_stage
 from stages import rules_of
 from stages import run
 from stages import wino_stage
-from stages import with_fields
 from stub import decide
 from stub import make_config
 from stub import make_state
@@ -170,9 +170,9 @@ def test_margin_of_a_real_step_of_wino(step):
     np.arange(block * 16, block * 16 + 16),
     np.zeros((16, 320)),
     canvas=np.asarray(state.canvas[0]),
-    pending=np.asarray(state.pending[0]),
+    pending=np.asarray(state.decoder.pending[0]),
     block=block,
-    last_accept=int(state.last_accept[0]),
+    last_accept=int(state.decoder.last_accept[0]),
     gen_length=48,
     knobs=knob_rows(state)[0],
   )
@@ -192,7 +192,7 @@ def check_around(cfg, state, logits, it, refer):
     if round_ == 0:
       change[:3] = np.array([0, 0.999, 1.001])[:, None, None] * worst
     z = (logits + change).astype(np.float32)
-    update = {key: np.asarray(value) for key, value in decide(state, z, cfg=cfg).items()}
+    update = decide(state, z, cfg=cfg)
     steps = [it] * batch
     if round_ == 0:
       np.testing.assert_allclose(update['margin'][0], it.margin, rtol=1e-3, atol=5e-6)

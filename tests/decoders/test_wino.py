@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from programs import with_fields
 import pytest
 from reference import log_odds
 from stub import EOS
@@ -30,10 +31,8 @@ TWO_BLOCKS = make_config('wino', G, 4)
 def standing(canvas, last_accept=3, **knobs):
   """One row in its only block, masks pending and tokens standing."""
   state = make_state(ONE_BLOCK, **knobs)
-  canvas = jnp.asarray(canvas, jnp.int32)[None]
-  return dataclasses.replace(
-    state, canvas=canvas, pending=canvas == MASK, last_accept=jnp.array([last_accept], jnp.int32)
-  )
+  canvas = np.asarray(canvas)[None]
+  return with_fields(state, canvas=canvas, pending=canvas == MASK, last_accept=[last_accept])
 
 
 def decide_one(logits, shadow=None, state=None, **knobs):
@@ -293,16 +292,12 @@ def test_a_short_last_block_reads_nothing_past_its_end():
   logits[1, [0, 1, 2, 8, 9, 10]] = logits[0, [0, 1, 2, 8, 9, 10]]
   state = make_state(cfg, 2, gen_length=11, threshold=0.2)
   canvas = np.where(np.arange(16) < 9, 3, MASK)[None].repeat(2, axis=0)
-  state = dataclasses.replace(
-    state,
-    canvas=jnp.asarray(canvas, jnp.int32),
-    block=jnp.ones(2, jnp.int32),
-    pending=jnp.asarray((np.arange(16) >= 9) & (np.arange(16) < 11))[None].repeat(2, axis=0),
-    last_accept=jnp.full(2, 3, jnp.int32),
-  )
-  got = {name: np.asarray(value) for name, value in decide(state, logits, cfg=cfg).items()}
-  for name, value in got.items():
-    np.testing.assert_array_equal(value[0], value[1], err_msg=name)
+  pending = ((np.arange(16) >= 9) & (np.arange(16) < 11))[None].repeat(2, axis=0)
+  state = with_fields(state, canvas=canvas, block=[1, 1], pending=pending, last_accept=[3, 3])
+  got = jax.tree.map(np.asarray, decide(state, logits, cfg=cfg))
+  assert {'pending', 'last_accept', 'margin'} < set(got)
+  for path, value in jax.tree_util.tree_leaves_with_path(got):
+    np.testing.assert_array_equal(value[0], value[1], err_msg=jax.tree_util.keystr(path))
   assert not got['accepted'][:, 11:].any() and not got['remasked'][:, :8].any()
 
 
@@ -339,7 +334,7 @@ def test_rows_have_lengths_of_their_own_and_none_is_done_from_the_start():
 
 def test_a_suppressed_end_token_is_in_no_view():
   # Neither committed, nor in the softmax of a confidence, nor in that of a verification.
-  cfg = dataclasses.replace(ONE_BLOCK, suppress_eos=True)
+  cfg = dataclasses.replace(ONE_BLOCK, logits_eos_inf=True)
   logits = peaked(range(3, 11), 15)
   logits[:, EOS] = 30
   logits[7, 9] = 14

@@ -7,14 +7,14 @@ import pytest
 from text_model import CONFIG
 
 import archer_jax
+from archer_jax.engine.engine import Timing
+from archer_jax.engine.results import Result
+from archer_jax.engine.settings import make_settings
 from archer_jax.evaluate import compare
 from archer_jax.evaluate.compare import plan
 from archer_jax.evaluate.compare import play
 from archer_jax.evaluate.record import base_of
 from archer_jax.evaluate.record import records
-from archer_jax.jobs.generate import Result
-from archer_jax.jobs.generate import Timing
-from archer_jax.jobs.settings import make_settings
 from archer_jax.tasks import Problem
 from archer_jax.tasks.sources import Source
 
@@ -72,9 +72,8 @@ def fake(calls, on_call=lambda label, number: 0.25):
   """A decoder of requests that notes (label, indices) and takes as long as `on_call` says."""
   numbers = itertools.count()
 
-  def decode_requests(params, tokenizer, settings, requests, *, batch_size, decode, timing):
-    del params, tokenizer, decode
-    label = next(label for label, given in SETTINGS.items() if given['refresh'] == settings.refresh)
+  def decode_requests(setup, requests, *, batch_size, timing):
+    label = next(label for label, given in SETTINGS.items() if given['refresh'] == setup.settings.refresh)
     requests = iter(requests)
     while batch := list(itertools.islice(requests, batch_size)):
       calls.append((label, [request.index for request in batch]))
@@ -111,10 +110,10 @@ def test_warming_up_runs_each_program_once(text, monkeypatch):
   decoded = []
   real = compare.decode_requests
 
-  def spy(params, tokenizer, settings, requests, **others):
+  def spy(setup, requests, **others):
     requests = list(requests)
-    decoded.append((settings.decoder, [request.index for request in requests]))
-    return real(params, tokenizer, settings, requests, **others)
+    decoded.append((setup.settings.decoder, [request.index for request in requests]))
+    return real(setup, requests, **others)
 
   monkeypatch.setattr(compare, 'decode_requests', spy)
   timing = Timing()

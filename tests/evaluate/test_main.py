@@ -12,14 +12,14 @@ from absl import flags
 import pytest
 from text_model import save_text_model
 
-from archer_jax import checkpoint
 from archer_jax import runtime
-from archer_jax.checkpoint import read_manifest
+from archer_jax.calibration import file as calibration
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.engine.settings import SETTINGS
 from archer_jax.evaluate import __main__ as command
 from archer_jax.evaluate import compare
 from archer_jax.evaluate import run
-from archer_jax.jobs import calibration
-from archer_jax.jobs.settings import SETTINGS
 from archer_jax.tasks import pipeline
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from lm_eval.api.registry import get_model
 from text_model import save_text_model
 
 import archer_jax
+from archer_jax.engine.likelihood import log_likelihoods
 from archer_jax.harness import model as module
 from archer_jax.harness.model import Archer
 from archer_jax.harness.model import Mistake
-from archer_jax.likelihood import log_likelihoods
 
 CONTEXTS = ['12+3=', 'a longer prompt, of more than sixteen tokens', '7*6=']
 

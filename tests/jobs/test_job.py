@@ -11,10 +11,10 @@ from etils import epath
 import pytest
 from text_model import save_text_model
 
-from archer_jax import cli
 from archer_jax import runtime
+from archer_jax.cli import command as cli
+from archer_jax.cli import job as job_module
 from archer_jax.jobs import begin as begin_module
-from archer_jax.jobs import run as run_module
 from archer_jax.jobs.part import Part
 from archer_jax.jobs.part import part_lock
 
@@ -83,14 +83,14 @@ def interrupt():
 
 def decoded(monkeypatch):
   """A list that is told the indices of the records that are decoded."""
-  seen, decode_requests = [], run_module.decode_requests
+  seen, decode_requests = [], job_module.decode_requests
 
   def noted(params, tokenizer, settings, entries, **others):
     entries = list(entries)
     seen.extend(entry.index for entry in entries)
     return decode_requests(params, tokenizer, settings, iter(entries), **others)
 
-  monkeypatch.setattr(run_module, 'decode_requests', noted)
+  monkeypatch.setattr(job_module, 'decode_requests', noted)
   return seen
 
 
@@ -157,7 +157,7 @@ def test_a_preemption_at_the_end_is_none(job, undisturbed, tmp_path, monkeypatch
 
 
 def test_a_preemption_before_anything_is_decoded(job, tmp_path, monkeypatch):
-  monkeypatch.setattr(run_module.checkpoint, 'load', lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM))
+  monkeypatch.setattr(job_module.checkpoint, 'load', lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM))
   assert job()[0] == 75
   assert not (tmp_path / 'job').exists()
 
@@ -166,7 +166,7 @@ def test_a_job_that_cannot_be_loaded_is_not_begun(job, tmp_path, monkeypatch):
   def fails(*_, **__):
     raise ValueError('checkpoint x is damaged')
 
-  monkeypatch.setattr(run_module.checkpoint, 'load', fails)
+  monkeypatch.setattr(job_module.checkpoint, 'load', fails)
   assert job()[::2] == (1, 'error: checkpoint x is damaged\n')
   assert not (tmp_path / 'job').exists()
 
@@ -218,7 +218,7 @@ def begun(job, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     stop_after(patch, 2, interrupt)
     job()
-  monkeypatch.setattr(run_module.checkpoint, 'load', None)
+  monkeypatch.setattr(job_module.checkpoint, 'load', None)
   return job
 
 
@@ -288,7 +288,7 @@ def test_inputs_that_are_none(job, tmp_path):
 )
 def test_flags_that_do_not_go_together(job, tmp_path, monkeypatch, arguments, message):
   monkeypatch.chdir(tmp_path)
-  monkeypatch.setattr(run_module, 'prepare', None)
+  monkeypatch.setattr(job_module, 'prepare', None)
   code, _, err = job(*arguments)
   assert code == 1 and err.startswith(f'error: {message}') and err.count('\n') == 1
   assert os.listdir(tmp_path) == ['in.jsonl']

@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from archer_jax.engine.results import Result
+from archer_jax.engine.stats import Summary
 from archer_jax.jobs import metrics as module
-from archer_jax.jobs.generate import Result
 from archer_jax.jobs.metrics import Progress
 from archer_jax.jobs.profile import SECONDS
 from archer_jax.jobs.profile import Profile
-from archer_jax.report.stats import Summary
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from text_model import CONFIG
 
+from archer_jax.engine.requests import file_stem
+from archer_jax.engine.results import Result
+from archer_jax.engine.settings import make_settings
 from archer_jax.jobs import output
-from archer_jax.jobs.generate import Result
-from archer_jax.jobs.settings import make_settings
-from archer_jax.types import Reason
 
 
 def result(id, index=0, **fields):
@@ -104,7 +104,7 @@ def test_folders_of_traces_and_reports(tmp_path, field, kind, file):
 )
 def test_trace_files(tmp_path, id, file, inside):
   given = result(id, 5)
-  output.write_trace(tmp_path, given, output.trace_arrays(given, make_settings(CONFIG, {}), None))
+  output.write_trace(tmp_path, file_stem(id, 5), output.trace_arrays(given, make_settings(CONFIG, {}), None))
   assert os.listdir(tmp_path) == [file]
   with np.load(tmp_path / file, allow_pickle=False) as arrays:
     assert arrays['id'].item() == inside
@@ -116,7 +116,8 @@ def test_what_a_trace_says_of_itself(text):
   letters = tokenizer.encode('ba')
   steps = np.array([[CONFIG.mask_id, letters[0]], [letters[1], letters[0]]], np.int32)
   given = result(0, trace={'canvas_after_step': steps}, prompt_ids=letters, knobs={'drift_radius': 0.5})
-  arrays = output.trace_arrays(given, make_settings(CONFIG, {'refresh': 'archer'}), tokenizer)
+  run = make_settings(CONFIG, {'refresh': 'archer'})
+  arrays = output.trace_arrays(given, run, tokenizer)
   ids = sorted({CONFIG.mask_id, *letters})
   assert arrays['token_ids'].tolist() == ids and arrays['mask_id'] == CONFIG.mask_id
   assert dict(zip(ids, arrays['token_texts'].tolist(), strict=True))[letters[0]] == 'b'
@@ -124,15 +125,14 @@ def test_what_a_trace_says_of_itself(text):
   settings = json.loads(arrays['settings'].item())
   # The request's own, over the run's.
   assert (settings['refresh'], settings['drift_radius']) == ('archer', 0.5)
-  # Bit by bit.
-  assert [1 << bit for bit, _ in enumerate(arrays['reason_names'])] == [reason.value for reason in Reason]
+  assert tuple(arrays['reason_names'].tolist()) == run.reason_names
   assert arrays['reason_names'][0] == 'first'
   assert 'token_texts' not in output.trace_arrays(given, make_settings(CONFIG, {}), None)
 
 
 def test_names_of_traces():
   for plain in ('a', 'a.b-c_1', '7', 7, 'x' * 200):
-    assert output.file_stem(plain, 3) == str(plain)
+    assert file_stem(plain, 3) == str(plain)
   # `.` would be the folder itself, and what is made from it would stand beside it.
   for other in ('.', '..', '.a', 'a/b', '', 'x' * 201, 'é', None, True, 1.5, [1]):
-    assert output.file_stem(other, 3) == '00000003'
+    assert file_stem(other, 3) == '00000003'

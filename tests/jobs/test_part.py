@@ -6,9 +6,9 @@ from etils import epath
 from fsspec.implementations.memory import MemoryFileSystem
 import pytest
 
+from archer_jax.engine.results import Result
 from archer_jax.jobs import output
 from archer_jax.jobs import part as module
-from archer_jax.jobs.generate import Result
 from archer_jax.jobs.part import Part
 from archer_jax.jobs.part import part_lock
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from archer_jax.flags import run_command
 from archer_jax.jobs import preemption
-from archer_jax.jobs.flags import run_command
 from archer_jax.jobs.preemption import Preempted
 
 

@@ -65,7 +65,7 @@ def test_equals_a_plain_forward(golden):
     expected, keys = uncached.plain_forward(golden.params, golden.config, tokens[b], positions[b], mask[b, 0])
     real = slice(3 * b, None)
     np.testing.assert_allclose(logits[b, real], expected[real], atol=1e-4)
-    for (k, v), (expected_k, expected_v) in zip(fresh, keys, strict=True):
+    for (k, v), (expected_k, expected_v) in zip(zip(fresh.k, fresh.v, strict=True), keys, strict=True):
       np.testing.assert_allclose(k[b, real], expected_k[real], atol=1e-4)
       np.testing.assert_allclose(v[b, real], expected_v[real], atol=1e-4)
 
@@ -96,15 +96,15 @@ def test_kept_keys_stand_in_for_rows_that_are_not_fed(golden, lead):
   tokens, positions, mask = inputs(golden.config)
   logits, fresh = apply(golden, tokens, positions, mask)
   prompt = 5
-  kept = tuple((k[:, :prompt], v[:, :prompt]) for k, v in fresh)
+  kept = fresh.first(prompt)
   start = prompt - lead
   feed = lambda kept: apply(
     golden, tokens[:, start:], positions[:, start:], mask[:, :, start:], kept=kept, key_start=lead
   )
   reused, keys = feed(kept)
   np.testing.assert_allclose(reused, logits[:, start:], atol=2e-4)
-  assert keys[0][0].shape[1] == LENGTH - prompt
-  stale = tuple((k + 0.5, v) for k, v in kept)
+  assert {part.shape[1] for part in jax.tree.leaves(keys)} == {LENGTH - prompt}
+  stale = dataclasses.replace(kept, k=tuple(k + 0.5 for k in kept.k))
   assert np.abs(np.asarray(feed(stale)[0] - reused)).max() > 1e-2
 
 

@@ -1,8 +1,30 @@
-"""A tiny model for the training tests."""
+"""A tiny model for the training tests, and programs that are compiled in less time."""
 
+import functools
+
+import jax
+from programs import CHUNK
+from programs import QUICK
 import pytest
 
 from archer_jax.config import ModelConfig
+from archer_jax.engine import engine
+from archer_jax.training import evaluate
+from archer_jax.training import trainer
+
+_jit = functools.partial(jax.jit, compiler_options=QUICK)
+# Once, so that all tests share their compiled programs.
+_STEP = _jit(trainer.train_step.__wrapped__, static_argnames=('weights', 'config', 'model'), donate_argnames='state')
+_FILL = _jit(evaluate.greedy_fill.__wrapped__, static_argnames=('canvas_length', 'config'))
+
+
+@pytest.fixture(autouse=True, scope='module')
+def quick():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(trainer, 'train_step', _STEP)
+    patch.setattr(evaluate, 'greedy_fill', _FILL)
+    patch.setattr(engine, 'decode_chunk', CHUNK)
+    yield
 
 
 @pytest.fixture(scope='session')

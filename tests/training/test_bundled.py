@@ -9,7 +9,9 @@ import jax
 import pytest
 
 import archer_jax
-from archer_jax import checkpoint
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.manifest import BUNDLED
+from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.tasks import EVALUATION_SEED
 from archer_jax.tasks import pipeline
 from archer_jax.tasks import problem_at
@@ -40,7 +42,7 @@ def config_of():
 
 
 def records(run):
-  return [json.loads(line) for line in (checkpoint.BUNDLED / LOGS[run]).read_text().splitlines()]
+  return [json.loads(line) for line in (BUNDLED / LOGS[run]).read_text().splitlines()]
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +53,7 @@ def loaded():
 @pytest.mark.parametrize('run', LOGS)
 def test_logs_are_those_of_the_committed_config(run, config_of):
   config, header = config_of(run), records(run)[0]
-  training, manifest = make_training(config, REPOSITORY), checkpoint.read_manifest()
+  training, manifest = make_training(config, REPOSITORY), read_manifest()
   assert header['start'] == config.start
   assert header['train'] == json.loads(json.dumps(dataclasses.asdict(training.train)))
   # Longer sequences than those of the training are a matter of the checkpoint.
@@ -75,18 +77,18 @@ def test_the_last_log_says_what_was_learned():
 
 
 def test_size_and_tokenizer(loaded, tmp_path):
-  files = [path for path in checkpoint.BUNDLED.rglob('*') if path.is_file()]
+  files = [path for path in BUNDLED.rglob('*') if path.is_file()]
   assert sum(path.stat().st_size for path in files) <= MAX_BYTES
   assert sum(leaf.size for leaf in jax.tree.leaves(loaded[1])) <= MAX_PARAMETERS
   save_tokenizer(tmp_path)
   for path in tmp_path.iterdir():
-    assert (checkpoint.BUNDLED / 'tokenizer' / path.name).read_bytes() == path.read_bytes()
+    assert (BUNDLED / 'tokenizer' / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize('task', [sudoku6, pipeline], ids=['sudoku6', 'pipeline'])
 def test_solves_fresh_problems(task, loaded):
   problems = [problem_at(task, EVALUATION_SEED, index) for index in range(FRESH)]
-  settings = {**checkpoint.read_manifest().defaults, 'gen_length': task.GEN_LENGTH, 'block_length': task.GEN_LENGTH}
+  settings = {**read_manifest().defaults, 'gen_length': task.GEN_LENGTH, 'block_length': task.GEN_LENGTH}
   del settings['prompt']
   results = archer_jax.generate(*loaded, [problem.prompt for problem in problems], **settings)
   solved = [task.is_solved(problem, result.text) for problem, result in zip(problems, results, strict=True)]

@@ -2,14 +2,15 @@
 
 import jax
 import numpy as np
+from programs import QUICK
 
 from archer_jax.model import init_params
+from archer_jax.training import evaluate
 from archer_jax.training.batches import pad_prompts
 from archer_jax.training.evaluate import answer_prompts
-from archer_jax.training.evaluate import greedy_fill
 from archer_jax.training.loss import canvas_logits
 
-jitted_logits = jax.jit(canvas_logits, static_argnames='config')
+jitted_logits = jax.jit(canvas_logits, static_argnames='config', compiler_options=QUICK)
 
 
 def random_params(model):
@@ -21,7 +22,7 @@ def test_greedy_fill_equals_a_plain_loop(model):
   # Raising the mask token's column makes it the favourite, which must not be taken.
   params['head']['kernel'][:, model.mask_id] *= 2
   prompt, valid = pad_prompts([[3, 4, 5, 6], [7, 8], []], 4, model.pad_id)
-  filled = np.asarray(greedy_fill(params, prompt, valid, canvas_length=5, config=model))
+  filled = np.asarray(evaluate.greedy_fill(params, prompt, valid, canvas_length=5, config=model))
   canvas = np.full((3, 5), model.mask_id, np.int32)
   favourites = 0
   for _ in range(5):

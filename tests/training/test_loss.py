@@ -7,11 +7,12 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from programs import QUICK
 import pytest
 
 import archer_jax
-from archer_jax.cache import refresh_forward
 from archer_jax.config import DecodeConfig
+from archer_jax.loop.step import staged_step
 from archer_jax.model import Transformer
 from archer_jax.model import init_params
 from archer_jax.training.batches import Batch
@@ -27,7 +28,7 @@ def params(model):
   return jax.tree.map(lambda x: 8 * np.asarray(x), init_params(model, jax.random.key(0)))
 
 
-@functools.partial(jax.jit, static_argnames='model')
+@functools.partial(jax.jit, static_argnames='model', compiler_options=QUICK)
 def all_logits(params, tokens, valid, *, model):
   """float32 [B, T, V], from a plain forward over rows of which `valid` ones are keys."""
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -35,8 +36,10 @@ def all_logits(params, tokens, valid, *, model):
   return Transformer(model).apply({'params': params}, tokens, positions, mask)[0]
 
 
-jitted_logits = jax.jit(canvas_logits, static_argnames=('config', 'shadow'))
-jitted_loss = jax.jit(masked_diffusion_loss, static_argnames=('config', 'shadow', 'shadow_weight'))
+jitted_logits = jax.jit(canvas_logits, static_argnames=('config', 'shadow'), compiler_options=QUICK)
+jitted_loss = jax.jit(
+  masked_diffusion_loss, static_argnames=('config', 'shadow', 'shadow_weight'), compiler_options=QUICK
+)
 
 
 def random_batch(seed, model, rows=3, prompt_length=5, answer_length=4):
@@ -126,15 +129,15 @@ def test_few_positions_are_masked_in_every_way_equally_often():
   np.testing.assert_allclose(shares, expected, atol=0.02)
 
 
-@functools.partial(jax.jit, static_argnames='cfg')
+@functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK)
 def decoder_logits(params, prompt, prompt_valid, canvas, *, cfg):
   """float32 [B, 2 G, V] of canvas and shadow, as the decoder computes them in a refresh."""
   batch, length = canvas.shape
   knobs = Knobs.make(batch, gen_length=length)
   state = archer_jax.init_state(prompt, prompt_valid, knobs, jnp.zeros(batch, jnp.uint32), cfg=cfg)
   state = dataclasses.replace(state, canvas=canvas)
-  index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), canvas.shape)
-  return refresh_forward(params, state, prompt, state.cache, jnp.ones(batch, bool), index, cfg)[0]
+  # The first step of a row is a refresh, and looks at all of a block.
+  return staged_step(params, state, cfg=cfg)[2].outcome.logits
 
 
 @pytest.mark.parametrize('shadow', ['self', 'official'])

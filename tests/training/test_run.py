@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from archer_jax import checkpoint
+from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.training.run import run_training
 from archer_jax.training.tokenizer import VOCAB
 
@@ -72,7 +73,7 @@ def test_a_config_becomes_a_checkpoint(config_file, tmp_path):
   assert model.config.mask_id == VOCAB['<|mask|>']
   assert params['embedding'].dtype == config.dtype == 'bfloat16'
   assert tokenizer.decode_text(tokenizer.encode('sort: 45 12\n')) == 'sort: 45 12\n'
-  assert checkpoint.read_manifest(tmp_path / 'checkpoint').defaults == config.defaults.to_dict()
+  assert read_manifest(tmp_path / 'checkpoint').defaults == config.defaults.to_dict()
   with pytest.raises(FileExistsError, match='holds a finished training already'):
     run_training(config, REPOSITORY, tmp_path)
 

@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+from programs import QUICK
 import pytest
 
 from archer_jax.training import trainer
@@ -20,7 +21,6 @@ from archer_jax.training.optimizer import apply_gradients
 from archer_jax.training.trainer import TrainConfig
 from archer_jax.training.trainer import init_train_state
 from archer_jax.training.trainer import train
-from archer_jax.training.trainer import train_step
 
 
 @pytest.fixture(scope='module')
@@ -175,13 +175,13 @@ def test_another_config_is_refused(config, model, batches_at, whole):
 def test_a_step_follows_the_weights(config, model, batches_at):
   batches, weights = batches_at(50), (3.0, 1.0)
   before = init_train_state(config=config, model=model)
-  grad = jax.jit(jax.value_and_grad(masked_diffusion_loss), static_argnames='config')
+  grad = jax.jit(jax.value_and_grad(masked_diffusion_loss), static_argnames='config', compiler_options=QUICK)
   key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 1), 0)
   found = [grad(before.params, batch, jax.random.fold_in(key, i), config=model) for i, batch in enumerate(batches)]
   (loss_a, grads_a), (loss_b, grads_b) = found
   grads = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, grads_a, grads_b)
   expected, _ = apply_gradients(before.params, grads, before.opt_state, config=config.optimizer, steps=config.steps)
-  after, losses = train_step(before, batches, weights=weights, config=config, model=model)
+  after, losses = trainer.train_step(before, batches, weights=weights, config=config, model=model)
   np.testing.assert_allclose(losses, [loss_a, loss_b], rtol=1e-5)
   # Far less than the first step, which is a part of the rates.
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after.params, expected)
@@ -193,7 +193,7 @@ def test_masks_differ_between_steps(config, model, batches_at):
   for step in range(2):
     state = init_train_state(config=config, model=model)
     state = dataclasses.replace(state, step=jnp.int32(step))
-    losses.append(float(train_step(state, batches_at(0), weights=(1.0,), config=config, model=model)[1][0]))
+    losses.append(float(trainer.train_step(state, batches_at(0), weights=(1.0,), config=config, model=model)[1][0]))
   assert losses[0] != losses[1]
 
 

@@ -1,0 +1,1 @@
+"""What kept prompts change, measured, and kept beside a checkpoint."""

@@ -1,0 +1,1 @@
+"""Checkpoints: folders, conversion from published ones, tokenizers."""

@@ -1,0 +1,112 @@
+"""A checkpoint's manifest, and which of its files are its tokenizer's.
+
+Plain Python without JAX, so that a command line can look at a checkpoint before it pays for that import.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from archer_jax.config import DTYPES
+from archer_jax.config import ModelConfig
+
+FORMAT_VERSION = 1
+BUNDLED = Path(__file__).parent.parent / 'bundled'
+
+# Everything that a published tokenizer may consist of and that is data; code (*.py) is never copied.
+TOKENIZER_FILES = (
+  'tokenizer.json',
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'added_tokens.json',
+  'vocab.json',
+  'merges.txt',
+  'chat_template.jinja',
+  'generation_config.json',
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+  """What stands beside the parameters.
+
+  Attributes:
+    config: the model's config.
+    dtype: dtype of every stored parameter, `float32` or `bfloat16`.
+    defaults: recommended decoding settings by flag name, and anything else that the maker wants to pass on.
+    sources: SHA-256 of each file that the parameters were converted from.
+    files: bytes of each file under the folder; a torn copy is found by them before Orbax reads it.
+    digests: SHA-256 of those files that are small enough to be read twice, all of Orbax's own metadata among them.
+  """
+
+  config: ModelConfig
+  dtype: str
+  defaults: Mapping[str, Any]
+  sources: Mapping[str, str]
+  files: Mapping[str, int]
+  digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def has_tokenizer(folder: Path) -> bool:
+  """Whether `folder` holds a tokenizer that `archer_jax.checkpoints.text` can load."""
+  return (folder / 'tokenizer.json').is_file() or all((folder / f).is_file() for f in ('vocab.json', 'merges.txt'))
+
+
+def read_manifest(path: str | Path | None = None) -> Manifest:
+  """Reads the manifest of a checkpoint, by default that of the bundled model; needs no JAX.
+
+  Raises:
+    FileNotFoundError: if there is no such folder.
+    ValueError: if the folder is not a checkpoint of this format, or files are missing or cut short.
+  """
+  path = BUNDLED if path is None else Path(path)
+  if not path.exists():
+    raise FileNotFoundError(f'checkpoint {path} does not exist')
+  file = path / 'manifest.json'
+  if not file.is_file():
+    if (path / 'config.json').is_file():
+      raise ValueError(
+        f'checkpoint {path} is a Hugging Face folder; convert it first: '
+        f'python tools/convert_weights.py --source {path} --output DIR'
+      )
+    raise ValueError(f'checkpoint {path} must be a folder with a manifest.json, as tools/convert_weights.py writes it')
+  try:
+    content = json.loads(file.read_text('utf-8'))
+    version = content.pop('format_version')
+  except (ValueError, KeyError, AttributeError, TypeError) as error:
+    raise ValueError(f'{file} is not a manifest: {type(error).__name__}: {error}') from error
+  if version != FORMAT_VERSION:
+    raise ValueError(f'{file} has format_version {version!r}, this version of archer_jax reads {FORMAT_VERSION}')
+  try:
+    manifest = Manifest(**{**content, 'config': ModelConfig(**content['config'])})
+    if not all(
+      isinstance(part, dict) for part in (manifest.defaults, manifest.sources, manifest.files, manifest.digests)
+    ):
+      raise TypeError('defaults, sources, files and digests must be objects')
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{file} is not a manifest: {error}') from error
+  if manifest.dtype not in DTYPES:
+    raise ValueError(f'dtype in {file} must be one of {", ".join(DTYPES)}, got {manifest.dtype!r}')
+  for name, size in manifest.files.items():
+    found = (path / name).stat().st_size if (path / name).is_file() else None
+    if found is None:
+      raise ValueError(f'checkpoint {path} is damaged: {name} is missing')
+    if found != size:
+      raise ValueError(f'checkpoint {path} is damaged: {name} has {found} bytes instead of {size}')
+    if name in manifest.digests and sha256(path / name) != manifest.digests[name]:
+      raise ValueError(f'checkpoint {path} is damaged: {name} is not as it was written')
+  return manifest
+
+
+def sha256(file: Path, progress: Callable[[int], Any] = lambda count: None) -> str:
+  """SHA-256 of a file in hex; `progress` is told the bytes of every block."""
+  digest = hashlib.sha256()
+  with file.open('rb') as stream:
+    while block := stream.read(8 << 20):
+      digest.update(block)
+      progress(len(block))
+  return digest.hexdigest()

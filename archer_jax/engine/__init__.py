@@ -1,0 +1,1 @@
+"""From requests to batches, slots and results."""

@@ -1,0 +1,1 @@
+"""The loop: state, step, decode, slots; it knows no method by name."""

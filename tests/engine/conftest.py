@@ -1,0 +1,14 @@
+"""Chunks that are compiled in less time."""
+
+from programs import CHUNK
+import pytest
+
+from archer_jax.engine import engine
+
+
+@pytest.fixture(autouse=True, scope='module')
+def quick_chunks():
+  """For every engine; over a mesh they are compiled as ever."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(engine, 'decode_chunk', CHUNK)
+    yield
