@@ -112,7 +112,8 @@ class _Program:
   def __post_init__(self):
     spec, alignment = specs.load(specs.DECODERS, self.decoder).spec, self.model.logit_alignment
     if alignment not in spec.alignments:
-      fitting = ' or '.join(decoders_for(alignment))
+      *others, last = decoders_for(alignment)
+      fitting = f'{", ".join(others)} or {last}' if others else last
       raise ValueError(f'decoder must be {fitting} for a model with {alignment} logits, got {self.decoder!r}')
     specs.load(specs.REUSE, self.reuse)
     for name, switch in specs.switches().items():

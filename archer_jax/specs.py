@@ -177,19 +177,40 @@ def load(kind: str, name: str) -> Any:
 
   Raises:
     ValueError: there is none.
+    TypeError: a module that is no method, naming it.
   """
   if name not in names(kind):
     raise ValueError(f'{_FIELDS[kind]} must be one of {", ".join(names(kind))}, got {name!r}')
-  method = importlib.import_module(f'archer_jax.{kind}.{name}').METHOD
-  assert method.spec.name == name, (method.spec.name, name)
+  module = f'archer_jax.{kind}.{name}'
+  method = getattr(importlib.import_module(module), 'METHOD', None)
+  if not isinstance(spec := getattr(method, 'spec', None), Spec) or isinstance(method, type):
+    raise TypeError(f'{module} must end in METHOD = an instance with a spec, got {method!r}')
+  if problem := _problem(spec, name):
+    raise TypeError(f'the spec of {module}: {problem}')
   return method
+
+
+def _problem(spec: Spec, name: str) -> str | None:
+  """What is wrong with a spec that only whoever wrote it can put right."""
+  if spec.name != name:
+    return f'name must be that of the module, {name!r}, got {spec.name!r}'
+  for knob, entry in spec.knobs.items():
+    if entry.default is not None and not entry.low <= entry.default <= entry.high:
+      return f'the default of {knob} must be in [{entry.low}, {entry.high}], got {entry.default}'
+  if isinstance(spec, DecoderSpec):
+    if unknown := {*spec.alignments, *spec.block_alignments, *spec.only.values()} - {SAME_POSITION, SHIFTED}:
+      return f'alignments must be {SAME_POSITION} or {SHIFTED}, got {sorted(unknown)[0]!r}'
+    if spec.number and spec.number not in {**COMMON.knobs, **spec.knobs}:
+      return f'number must be one of its knobs, got {spec.number!r}'
+  return None
 
 
 @functools.cache
 def names(kind: str) -> tuple[str, ...]:
-  """Names of all methods of a kind, in the order of the alphabet."""
+  """Names of all methods of a kind, in the order of the alphabet; `base` and what begins with `_` is none."""
   folder = importlib.import_module(f'archer_jax.{kind}').__path__
-  return tuple(sorted(module.name for module in pkgutil.iter_modules(folder) if module.name != 'base'))
+  found = (module.name for module in pkgutil.iter_modules(folder))
+  return tuple(sorted(name for name in found if name != 'base' and not name.startswith('_')))
 
 
 def specs(kind: str) -> Iterator[Any]:
@@ -222,7 +243,7 @@ def _merged(part: str) -> dict[str, Any]:
     for name, entry in getattr(spec, part).items():
       known = merged.setdefault(name, entry)
       if dataclasses.replace(entry, default=known.default) != known:
-        raise ValueError(f'{part} {name} of {spec.name} differs from that of another method in more than its default')
+        raise TypeError(f'{name} of {spec.name} is that of another method, and must differ in its default alone')
   return merged
 
 
@@ -241,4 +262,7 @@ def switches() -> Mapping[str, Switch]:
 @functools.cache
 def rules() -> Mapping[str, Rule]:
   """Every named schedule of all reuse methods."""
-  return {name: rule for spec in specs(REUSE) for name, rule in spec.rules.items()}
+  found = [(name, rule) for spec in specs(REUSE) for name, rule in spec.rules.items()]
+  if len(dict(found)) < len(found):
+    raise TypeError(f'rules of reuse methods must have names of their own, got {[name for name, _ in found]}')
+  return dict(found)

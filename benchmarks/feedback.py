@@ -44,7 +44,7 @@ from archer_jax.types import DecodeState
 _TASKS = flags.DEFINE_string('tasks', 'sudoku6,sort', 'tasks between commas')
 _N = flags.DEFINE_integer('n', 304, 'problems of each task', lower_bound=2)
 _BATCH = flags.DEFINE_integer('batch_size', 16, 'problems decoded together', lower_bound=1)
-_COMPARE = flags.DEFINE_string('compare', 'always,archer:0.25,once', 'settings as of archer_jax.evaluate, all of wino')
+_COMPARE = flags.DEFINE_string('compare', 'always,archer:8,once', 'settings as of archer_jax.evaluate, of wino')
 _CONFIDENT = flags.DEFINE_float(
   'confident', 0.95, 'probability from which a commit is confident', lower_bound=0, upper_bound=1
 )
@@ -217,7 +217,7 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'there are no positional arguments, got {argv[1]!r}')
   check_files(_JSON.value, _FIGURE.value)
-  evaluation, told = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value), []
+  evaluation, told = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value, '--decoder=wino'), []
   for plan in map(with_one_answer, evaluation.plans):
     mine = [
       summary(plan.source.name, label, len(plan.problems), follow(evaluation, plan, label)) for label in plan.settings

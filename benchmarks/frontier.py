@@ -1,6 +1,6 @@
 """Quality against speed over every refresh rule, and whether *when* matters at equal numbers of refreshes.
 
-    python benchmarks/frontier.py --n 304 --json frontier.json --figure frontier.png
+    python benchmarks/frontier.py --decoder saber --n 304 --json frontier.json --figure frontier.png
 
 First part: Pass@1 with its paired difference to `always` (bootstrap over problems), measured and counted speed-up,
 forwards, refresh share and flip-flop rate. Second part, for every setting of --matched: each problem is decoded again
@@ -37,17 +37,15 @@ from archer_jax.evaluate.compare import play
 from archer_jax.evaluate.record import records
 from archer_jax.evaluate.run import Evaluation
 
-SETTINGS = (
-  'always,once,archer:0.05,archer:0.1,archer:0.25,archer:0.5,interval:2,interval:4,interval:8,'
-  'certified:1,certified:4,certified:16,always+threshold=0.7,archer+threshold=0.7'
-)
+SETTINGS = 'always,archer:2,archer:4,archer:8,archer:16,archer:32,once,interval:3,interval:6'
 _TASKS = flags.DEFINE_string('tasks', 'sudoku6,sort,pipeline', 'tasks between commas')
 _N = flags.DEFINE_integer('n', 304, 'problems of each task', lower_bound=2)
 _BATCH = flags.DEFINE_integer('batch_size', 16, 'problems decoded together', lower_bound=1)
 _EXAMPLES = flags.DEFINE_integer('worked_examples', None, "solved problems before each, by default the task's number")
+_DECODER = flags.DEFINE_string('decoder', 'saber', 'decoder of all settings')
 _COMPARE = flags.DEFINE_string('compare', SETTINGS, 'settings as of archer_jax.evaluate; the first must be always')
 _MATCHED = flags.DEFINE_string(
-  'matched', 'archer:0.1,archer:0.25,certified:4', 'settings whose numbers of refreshes others are given too'
+  'matched', 'archer:4,archer:8', 'settings whose numbers of refreshes others are given too'
 )
 _DRAWS = flags.DEFINE_integer('draws', 3, 'draws of random times', lower_bound=1)
 _JSON = flags.DEFINE_string('json', None, 'write the figures to this file')
@@ -191,8 +189,10 @@ def main(argv: list[str]) -> None:
   wanted = [label for label in _MATCHED.value.split(',') if label]
   if labels[0] != 'always' or not set(wanted) <= set(labels):
     raise app.UsageError('compare must begin with always and name every setting of matched')
-  examples = [] if _EXAMPLES.value is None else [f'--worked_examples={_EXAMPLES.value}']
-  evaluation = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value, *examples)
+  others = [f'--decoder={_DECODER.value}']
+  if _EXAMPLES.value is not None:
+    others.append(f'--worked_examples={_EXAMPLES.value}')
+  evaluation = prepared(_TASKS.value, _N.value, _COMPARE.value, _BATCH.value, *others)
   console, timing, points, rows = table.terminal(), Timing(), [], []
   for plan in evaluation.plans:
     with tqdm(total=len(plan.problems) * len(labels), desc=plan.source.name, unit='answer') as bar:

@@ -35,8 +35,20 @@ _PAIRS = flags.DEFINE_integer('pairs', 30, 'alternating pairs per comparison', l
 _STEPS = flags.DEFINE_integer('steps', 4, 'loop steps per measurement', lower_bound=1)
 _ONLY = flags.DEFINE_enum('only', None, ['shapes', 'mixed', 'rate'], 'run one part')
 
-# Prompts of common sizes; then one far longer than its answer, and one far shorter, where reuse must cost nothing.
-SHAPES = ((256, 64, 64), (512, 128, 64), (1024, 128, 64), (768, 64, 64), (512, 32, 32), (32, 256, 64))
+# Decoder, prompt, canvas and block. Prompts of common sizes; then one far longer than its answer, and one far shorter,
+# where reuse must cost nothing. Saber feeds no shadow, and its logits are those of the whole canvas.
+SHAPES = (
+  ('wino', 256, 64, 64),
+  ('wino', 512, 128, 64),
+  ('wino', 1024, 128, 64),
+  ('wino', 768, 64, 64),
+  ('wino', 512, 32, 32),
+  ('wino', 32, 256, 64),
+  ('saber', 256, 64, 64),
+  ('saber', 512, 128, 128),
+  ('saber', 1024, 128, 128),
+  ('saber', 512, 256, 256),
+)
 
 
 def model_config(d_model: int, n_layers: int, n_heads: int, d_ff: int, vocab_size: int) -> ModelConfig:
@@ -74,11 +86,16 @@ class Case:
   block: int
   batch: int = 1
   dtype: str = 'float32'
+  decoder: str = 'wino'
 
   @functools.cached_property
   def cfg(self) -> DecodeConfig:
     return DecodeConfig(
-      model=self.config, decoder='wino', canvas_length=self.canvas, block_length=self.block, dtype=self.dtype
+      model=self.config,
+      decoder=self.decoder,
+      canvas_length=self.canvas,
+      block_length=self.block,
+      dtype=self.dtype,
     )
 
   @functools.cached_property
@@ -90,7 +107,8 @@ class Case:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, self.config.vocab_size - 2, (self.batch, self.prompt))
     intervals = np.where(np.arange(self.batch) < (self.batch if rows is None else rows), interval, 0)
-    # A threshold of 1 commits one token a step, so that no row ends while it is measured.
+    # A threshold of 1 commits one token a step, and so does saber of random weights when all is counted, so that no
+    # row ends while it is measured.
     knobs = Knobs.make(self.batch, gen_length=self.canvas, threshold=1.0, refresh_interval=intervals)
     valid = jnp.ones(tokens.shape, bool)
     state = init_state(jnp.asarray(tokens), valid, knobs, np.arange(self.batch), cfg=self.cfg)
@@ -166,12 +184,12 @@ def show(r: dict[str, float]) -> str:
 def shapes(pairs: int) -> list[dict]:
   print('\nrefresh and reuse steps, 5M parameters, batch 1')
   print(
-    f'{"P, G, B":>14} {"refresh ms":>10} {"reuse ms":>9} {"measured ratio":>20} {"counted":>8} '
+    f'{"P, G, B":>20} {"refresh ms":>10} {"reuse ms":>9} {"measured ratio":>20} {"counted":>8} '
     f'{"quotient":>19} {"loop/bare refresh":>20} {"loop/bare reuse":>20}'
   )
   records = []
-  for prompt, canvas, block in SHAPES:
-    case = Case(SMALL, prompt, canvas, block)
+  for decoder, prompt, canvas, block in SHAPES:
+    case = Case(SMALL, prompt, canvas, block, decoder=decoder)
     times = alternate(
       {
         'refresh': case.loop_timer(1),
@@ -184,6 +202,7 @@ def shapes(pairs: int) -> list[dict]:
     counted = case.flops('refresh') / case.flops('reuse')
     measured = ratio(times['refresh'], times['reuse'])
     record = {
+      'decoder': decoder,
       'prompt': prompt,
       'canvas': canvas,
       'block': block,
@@ -196,7 +215,7 @@ def shapes(pairs: int) -> list[dict]:
     }
     records.append(record)
     print(
-      f'{f"{prompt}, {canvas}, {block}":>14} {record["refresh_ms"]:10.1f} {record["reuse_ms"]:9.1f} '
+      f'{f"{decoder} {prompt}, {canvas}, {block}":>20} {record["refresh_ms"]:10.1f} {record["reuse_ms"]:9.1f} '
       f'{show(measured):>20} {counted:8.2f} {show(record["quotient"]):>19} '
       f'{show(record["loop_over_bare_refresh"]):>20} {show(record["loop_over_bare_reuse"]):>20}',
       flush=True,

@@ -128,7 +128,6 @@ def get_config(run: str = 'tasks') -> ml_collections.ConfigDict:
   config.defaults = ml_collections.ConfigDict(
     {
       'gen_length': sudoku6.GEN_LENGTH,
-      'block_length': sudoku6.GEN_LENGTH,
       'shadow': 'self',
       'threshold': 0.95,
       # 30 blanks, one of which is filled, taken back and filled with something else.

@@ -32,13 +32,25 @@ POLICIES = {
   'always': {'refresh_interval': 1},
   'once': {},
   'interval': {'refresh_interval': 4},
-  'drift': {'drift_radius': 0.25},
+  # A quarter of the canvas and more.
+  'drift': {'refresh_distance': 7},
 }
 
 
-def config(golden, decoder: str, **changes) -> DecodeConfig:
+# `saber` has a rule for each alignment of logits, and with the one of llada_tiny blocks or a single one.
+SHIFTED = ('dream', 'saber shifted')
+KINDS = ('wino', 'llada', 'dream', 'saber', 'saber whole', 'saber shifted')
+
+
+def golden_of(request, kind: str):
+  """The golden checkpoint for a decoder; `kind` is its name, perhaps with what else tells it apart."""
+  return request.getfixturevalue('dream_tiny' if kind in SHIFTED else 'llada_tiny')
+
+
+def config(golden, kind: str, **changes) -> DecodeConfig:
   """The config that most tests share."""
-  block = CANVAS_LENGTH if decoder == 'dream' else 8
+  decoder, _, rest = kind.partition(' ')
+  block = CANVAS_LENGTH if rest or kind in SHIFTED else 8
   values = {'canvas_length': CANVAS_LENGTH, 'block_length': block, 'early_stop': False, 'trace_steps': TRACE_STEPS}
   return DecodeConfig(model=golden.config, decoder=decoder, **(values | changes))
 
@@ -76,14 +88,14 @@ def set_knobs(state: DecodeState, **values) -> DecodeState:
 
 
 def with_fields(state: DecodeState, **arrays) -> DecodeState:
-  """The state with other arrays, its own, the decoder's or the reuse method's; in the dtypes of the old ones."""
+  """The state with other arrays, the decoder's, its own or the reuse method's; in the dtypes of the old ones."""
   cast = lambda old, new: jnp.asarray(new, old.dtype)
   own = {}
   for name, new in arrays.items():
-    if hasattr(state, name):
-      own[name] = cast(getattr(state, name), new)
-    elif hasattr(state.decoder, name):
+    if hasattr(state.decoder, name):
       own['decoder'] = own.get('decoder', state.decoder)._replace(**{name: cast(getattr(state.decoder, name), new)})
+    elif hasattr(state, name):
+      own[name] = cast(getattr(state, name), new)
     else:
       old = own.get('reuse', state.reuse)
       own['reuse'] = dataclasses.replace(old, **{name: cast(getattr(old, name), new)})

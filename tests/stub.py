@@ -1,5 +1,6 @@
 """Decoding with hand-made logits: a model that is a table, states built by hand, and a Python loop over the steps."""
 
+import dataclasses
 import functools
 
 import jax
@@ -20,10 +21,11 @@ MASK = 11
 EOS = 10
 
 
-def make_config(decoder, gen_length, block_length=None, *, vocab_size=VOCAB, mask_id=None, **fields):
+def make_config(decoder, gen_length, block_length=None, *, vocab_size=VOCAB, mask_id=None, alignment=None, **fields):
   """A config whose model is never run; the mask token is the last one and the end token stands before it."""
+  alignment = alignment or ('shifted' if decoder == 'dream' else 'same_position')
   model = ModelConfig(
-    family='dream' if decoder == 'dream' else 'llada',
+    family='dream' if alignment == 'shifted' else 'llada',
     vocab_size=vocab_size,
     d_model=4,
     n_layers=1,
@@ -38,7 +40,7 @@ def make_config(decoder, gen_length, block_length=None, *, vocab_size=VOCAB, mas
     mask_id=vocab_size - 1 if mask_id is None else mask_id,
     eos_id=vocab_size - 2,
     pad_id=vocab_size - 2,
-    logit_alignment='shifted' if decoder == 'dream' else 'same_position',
+    logit_alignment=alignment,
   )
   fields.setdefault('early_stop', False)
   return DecodeConfig(
@@ -84,10 +86,16 @@ def _table_logits(params, state, views, cfg):
 @functools.partial(jax.jit, static_argnames='cfg', compiler_options=QUICK_COMPILE)
 def _table_step(params, state, *, cfg):
   with programs.stub_logits(functools.partial(_table_logits, params)):
-    return decode_step(params, state, cfg=cfg)[0]
+    return decode_step(params, state, cfg=cfg)
 
 
 def play(state, cfg, canvas, shadow=None, limit=200):
+  """All states until every row is done, the first one included; arguments are those of `play_steps`."""
+  steps = play_steps(state, cfg, canvas, shadow, limit)
+  return [jax.tree.map(np.asarray, state), *(after for _, after in steps)]
+
+
+def play_steps(state, cfg, canvas, shadow=None, limit=200):
   """Steps until every row is done.
 
   Args:
@@ -99,7 +107,7 @@ def play(state, cfg, canvas, shadow=None, limit=200):
     limit: more steps than this are an error.
 
   Returns:
-    All states, the first one included, in numpy.
+    The record of every step and the state behind it, in numpy.
   """
 
   def table(logits):
@@ -117,11 +125,13 @@ def play(state, cfg, canvas, shadow=None, limit=200):
   batch = state.canvas.shape[0]
   # A common number of rows too.
   params = params | {name: rows(params[name], max(batch, 8)) for name in params if name != 'embedding'}
-  states = [rows(state, max(batch, 8))]
-  while not states[-1].done.all():
-    assert len(states) <= limit, 'the loop does not end'
-    states.append(jax.tree.map(np.asarray, _table_step(params, states[-1], cfg=cfg)))
-  return [rows(state, batch) for state in states]
+  state, steps = rows(state, max(batch, 8)), []
+  while not state.done.all():
+    assert len(steps) < limit, 'the loop does not end'
+    state, record = jax.tree.map(np.asarray, _table_step(params, state, cfg=cfg))
+    # The counts of passes are the batch's, not a row's.
+    steps.append((rows(dataclasses.replace(record, work=None), batch), rows(state, batch)))
+  return steps
 
 
 def peaked(tokens, heights, vocab_size=VOCAB, floor=0.0):

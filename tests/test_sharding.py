@@ -26,20 +26,22 @@ from archer_jax.types import DecodeState
 
 ROWS = 24
 # Prompts without a decision nearer to a tie than 1e-4, so that equality is exact.
-PROMPT_SEEDS = {'wino': 201, 'llada': 201, 'dream': 232}
+PROMPT_SEEDS = {'wino': 201, 'llada': 201, 'dream': 232, 'saber': 201, 'saber shifted': 232}
 MESHES = ['data:2', 'data:4', 'data:8', 'data:2,model:2', 'model:4']
 # Those of the fast tests; a program costs seconds.
 FAST = [('wino', 'data:2,model:2'), ('llada', 'data:4')]
 SLOW = [(decoder, text) for decoder in ('wino', 'llada') for text in MESHES if (decoder, text) not in FAST]
 SLOW += [('dream', 'data:8'), ('dream', 'data:2,model:2')]
+SLOW += [('saber', 'data:4'), ('saber', 'data:2,model:2'), ('saber shifted', 'data:2,model:2')]
 
 
 def mixed_requests(cfg, seed):
   """Arguments of `init_state`: 24 requests of many lengths, sampled or not, that refresh by drift."""
   lengths = np.linspace(1, programs.PROMPT_LENGTH, ROWS).astype(int)
-  values = {'gen_length': np.array([24, 17, 8, 5, 21, 12] * 4), 'drift_radius': 0.25}
+  values = {'gen_length': np.array([24, 17, 8, 5, 21, 12] * 4)}
+  values['refresh_distance'] = values['gen_length'] // 4 + 1
   values['temperature'] = np.where(np.arange(ROWS) % 2, 0.8, 0.0)
-  if cfg.decoder != 'wino':
+  if cfg.decoder in ('llada', 'dream'):
     values['steps'] = np.array([24, 6, 8, 3, 10, 12] * 4)
   return programs.start(programs.prompts(seed, lengths), cfg, **values)
 
@@ -55,6 +57,7 @@ def spread(state, cfg, mesh):
 class Run:
   """A compiled program of a mesh and what it did."""
 
+  seed: int
   cfg: DecodeConfig
   mesh: jax.sharding.Mesh
   before: DecodeState
@@ -64,10 +67,11 @@ class Run:
 
 def run_over(mesh, golden, decoder):
   cfg = programs.config(golden, decoder)
-  before = spread(mixed_requests(cfg, PROMPT_SEEDS[decoder]), cfg, mesh)
+  seed = PROMPT_SEEDS[decoder]
+  before = spread(mixed_requests(cfg, seed), cfg, mesh)
   params = jax.device_put(golden.params, sharding.param_shardings(cfg.model, mesh))
   program = sharding.program(decode, mesh, cfg).lower(params, before, ()).compile(programs.QUICK)
-  return Run(cfg, mesh, before, program(params, before, ()), program.as_text())
+  return Run(seed, cfg, mesh, before, program(params, before, ()), program.as_text())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def run_over(mesh, golden, decoder):
 )
 def test_decoding_over_a_mesh(request, decoder, text):
   """One test, since the program that all of it is about takes seconds to compile."""
-  golden = request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  golden = programs.golden_of(request, decoder)
   run = run_over(make_mesh(text), golden, decoder)
   check_results(run, golden.params)
   check_exchanges(run)
@@ -86,18 +90,24 @@ def test_decoding_over_a_mesh(request, decoder, text):
 
 def check_results(run, params):
   """Tokens after every step, steps and refreshes are those of the same requests without a mesh."""
-  state = mixed_requests(run.cfg, PROMPT_SEEDS[run.cfg.decoder])
+  state = mixed_requests(run.cfg, run.seed)
   expected = jax.device_get(programs.loop(run.cfg)(params, state))
   steps, refreshes = expected.counters.steps, expected.counters.refreshes
-  assert min(expected.trace['margin'][row, :n].min() for row, n in enumerate(steps)) > 1e-4
+  sure = np.array([expected.trace['margin'][row, :n].min() for row, n in enumerate(steps)]) > 1e-4
+  # Saber compares every taken token with every other one: some of its rows are nearer to a tie, and not looked at.
+  assert sure.all() if run.cfg.decoder != 'saber' else sure.sum() > ROWS / 3
   # They tell something: rows end at different times, and the longer ones refresh in some of their steps.
   long = expected.gen_length > 16
   assert len(set(steps.tolist())) >= 5 and np.all((refreshes > 1) & (refreshes < steps), where=long)
   got = jax.device_get(run.after)
   for name in ('canvas', 'status', 'counters'):
-    jax.tree.map(np.testing.assert_array_equal, getattr(got, name), getattr(expected, name))
-  for row, n in enumerate(steps):
-    for name in ('canvas', 'refresh', 'accept', 'remask', 'drift', 'age'):
+    jax.tree.map(
+      lambda mine, other: np.testing.assert_array_equal(mine[sure], other[sure]),
+      getattr(got, name),
+      getattr(expected, name),
+    )
+  for row, n in ((row, steps[row]) for row in np.flatnonzero(sure)):
+    for name in ('canvas', 'refresh', 'accept', 'remask', 'distance', 'drift', 'age'):
       np.testing.assert_array_equal(got.trace[name][row, :n], expected.trace[name][row, :n])
 
 
@@ -115,7 +125,7 @@ def check_exchanges(run):
   assert sums[('while', 'while')] == 2 * layers - 1
   assert sums[('while', 'cond:0')] == sums[('while', 'cond:1')] == 2 * layers + 1
   # For the decision maxima, sums and candidates are exchanged, a few numbers a row, not its logits.
-  decided = run.cfg.canvas_length if run.cfg.decoder == 'dream' else run.cfg.block_length
+  decided = run.cfg.block_length if run.cfg.decoder in ('wino', 'llada') else run.cfg.canvas_length
   shadow = run.cfg.block_length if run.cfg.decoder == 'wino' else 0
   rows = ROWS // n_data * (decided + shadow)
   decision = [exchange.bytes for exchange in found if exchange.place == ('while',)]
@@ -203,9 +213,9 @@ def test_a_chunk_ends_on_every_shard_by_its_own_rows(shards):
   )
 
 
-@pytest.mark.parametrize('guidance', [False, True])
-def test_state_is_made_on_its_devices(llada_tiny, guidance):
-  cfg, mesh = programs.config(llada_tiny, 'llada', guidance=guidance), make_mesh('data:4,model:2')
+@pytest.mark.parametrize(('decoder', 'guidance'), [('llada', False), ('llada', True), ('saber', False)])
+def test_state_is_made_on_its_devices(llada_tiny, decoder, guidance):
+  cfg, mesh = programs.config(llada_tiny, decoder, guidance=guidance), make_mesh('data:4,model:2')
   want = mixed_requests(cfg, 0)
   got = spread(want, cfg, mesh)
   jax.tree.map(np.testing.assert_array_equal, got, want)

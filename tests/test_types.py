@@ -29,9 +29,9 @@ Abstract = jax.ShapeDtypeStruct
 @pytest.mark.parametrize(
   ('fixture', 'decoder', 'message'),
   [
-    ('llada_tiny', 'dream', 'decoder must be llada or wino for a model with same_position logits'),
-    ('dream_tiny', 'wino', 'decoder must be dream for a model with shifted logits'),
-    ('dream_tiny', 'llada', 'decoder must be dream for a model with shifted logits'),
+    ('llada_tiny', 'dream', 'decoder must be llada, saber or wino for a model with same_position logits'),
+    ('dream_tiny', 'wino', 'decoder must be dream or saber for a model with shifted logits'),
+    ('dream_tiny', 'llada', 'decoder must be dream or saber for a model with shifted logits'),
     ('llada_tiny', 'beam', "got 'beam'"),
   ],
 )
@@ -89,7 +89,7 @@ def test_config_is_a_static_argument(llada_tiny):
   assert cfg == programs.config(llada_tiny, 'wino')
   with pytest.raises(dataclasses.FrozenInstanceError):
     cfg.decoder = 'llada'
-  assert set(specs.names(specs.DECODERS)) == {'wino', 'llada', 'dream'}
+  assert set(specs.names(specs.DECODERS)) == {'wino', 'llada', 'dream', 'saber'}
 
 
 def test_shadow_belongs_to_wino(llada_tiny, dream_tiny):
@@ -196,9 +196,14 @@ TRACE = {
   'remask': Int32[Abstract, 'B S'],
   'margin': Float32[Abstract, 'B S'],
   'reason': Int32[Abstract, 'B S'],
+  'distance': Int32[Abstract, 'B S'],
   'drift': Float32[Abstract, 'B S'],
   'age': Int32[Abstract, 'B S'],
 }
+FALLS = {'pending': Bool[Abstract, 'B G'], 'kept': Float32[Abstract, 'B G'], 'previous': Float32[Abstract, 'B G']}
+FIRSTS = {'first': Float32[Abstract, 'B G']}
+# Saber tells what its commits were above.
+THRESHOLD = {'threshold': Float32[Abstract, 'B S']}
 WINO = {'pending': Bool[Abstract, 'B G'], 'last_accept': Int32[Abstract, 'B']}
 ANCHORS = {
   'anchor': Int32[Abstract, 'B G'],
@@ -215,7 +220,7 @@ RECORD = {
   'remasked': Bool[Abstract, 'B G'],
   'reason': Int32[Abstract, 'B'],
   'margin': Float32[Abstract, 'B'],
-  'seen': {'drift': Float32[Abstract, 'B'], 'age': Int32[Abstract, 'B']},
+  'seen': {'distance': Int32[Abstract, 'B'], 'drift': Float32[Abstract, 'B'], 'age': Int32[Abstract, 'B']},
   'work': {
     **dict.fromkeys(('forwards', 'rows_fed', 'rows_recomputed'), Int32[Abstract, 'B']),
     'passes': dict.fromkeys(('refresh', 'reuse', 'row', 'redo'), Int32[Abstract, '']),
@@ -227,9 +232,10 @@ def state_types(cfg):
   """The types of all leaves of a state of this config."""
   layers = lambda axes: dict.fromkeys(('k', 'v'), (Float[Abstract, axes],) * cfg.model.n_layers)
   streams, hidden, pooled = 1 + cfg.guidance, cfg.drift == 'hidden', cfg.anchors > 1
+  shifted = cfg.model.logit_alignment == 'shifted'
   return {
     **ROW,
-    'decoder': WINO if cfg.decoder == 'wino' else (),
+    'decoder': {'wino': WINO, 'saber': FIRSTS if shifted else FALLS}.get(cfg.decoder, ()),
     'reuse': {**ANCHORS, 'pool': POOL if pooled else None},
     'kept': {
       'kv': (layers('B P K H'),) * streams,
@@ -238,7 +244,7 @@ def state_types(cfg):
       'last_hidden': Float[Abstract, 'B G D'] if hidden else None,
       'pool_hidden': Float[Abstract, 'B M G D'] if hidden and pooled else None,
     },
-    'trace': TRACE if cfg.trace_steps else None,
+    'trace': {**TRACE, **(THRESHOLD if cfg.decoder == 'saber' else {})} if cfg.trace_steps else None,
   }
 
 
@@ -271,11 +277,13 @@ def check_types(node, types, where='state'):
     ('dream', {}),
     ('llada', {'guidance': True, 'anchors': 4}),
     ('wino', {'drift': 'hidden', 'trace_steps': 0}),
+    ('saber', {}),
+    ('saber shifted', {'anchors': 2}),
     ('wino', {'drift': 'hidden', 'anchors': 4, 'on_low_margin': 'same_step'}),
   ],
 )
 def test_every_leaf_has_the_shape_that_its_comment_says(request, decoder, changes, dtype):
-  golden = request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  golden = programs.golden_of(request, decoder)
   cfg = programs.config(golden, decoder, **{'trace_steps': 5, 'dtype': dtype} | changes)
 
   def start():
@@ -294,7 +302,8 @@ def test_every_leaf_has_the_shape_that_its_comment_says(request, decoder, change
       assert isinstance(Abstract((size,), 'int32'), Int32[Abstract, name])
     for state in (before, after):
       check_types(state, state_types(cfg))
-    check_types(record, RECORD)
+    seen = {'threshold': Float32[Abstract, 'B']} if cfg.decoder == 'saber' else {}
+    check_types(record, {**RECORD, 'seen': {**RECORD['seen'], **seen}})
   for state in (before, after):
     assert {leaf.dtype for leaf in jax.tree.leaves(state.kept)} == {jnp.dtype(dtype)}
 

@@ -68,6 +68,7 @@ def save_text_model(
     params['blocks_1']['mlp']['up_proj']['kernel'] = (
       params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)
     )
-  defaults = {'gen_length': 16, 'prompt': EXAMPLE} if defaults is None else defaults
+  if defaults is None:
+    defaults = {'decoder': 'wino', 'gen_length': 16, 'prompt': EXAMPLE}
   checkpoint.save(folder, CONFIG, params, tokenizer_dir=tokenizer, defaults=defaults)
   return folder

@@ -32,6 +32,9 @@ class Row:
   step: int = 0
   last_accept: int = 30
   done: bool = False
+  # Saber's deficits [G], infinite where there are none.
+  kept: np.ndarray | None = None
+  previous: np.ndarray | None = None
 
   @property
   def gen_length(self) -> int:
@@ -59,6 +62,9 @@ def rows_of(state: DecodeState) -> list[Row]:
       step=state.row_step[b].item(),
       done=state.done[b].item(),
     )
+    if (kept := getattr(state.decoder, 'kept', getattr(state.decoder, 'first', None))) is not None:
+      row.kept = kept[b].astype(np.float64)
+      row.previous = getattr(state.decoder, 'previous', kept)[b].astype(np.float64)
     rows.append(row)
   return rows
 
@@ -91,11 +97,11 @@ def layout(row: Row, cfg: DecodeConfig) -> tuple[np.ndarray, np.ndarray, np.ndar
 def head_rows(row: Row, cfg: DecodeConfig) -> np.ndarray:
   """Rows whose logits are read: the decision columns, then the shadow. Columns past the canvas repeat its last row."""
   prompt = len(row.prompt)
-  if cfg.decoder == 'dream':
+  if cfg.model.logit_alignment == 'shifted':
     rows = [prompt + column - 1 for column in range(cfg.canvas_length)]
     if not row.valid.any():
       rows[0] = prompt
-  elif cfg.mask_prediction == 'official':
+  elif cfg.mask_prediction == 'official' or cfg.decoder == 'saber':
     rows = [prompt + column for column in range(cfg.canvas_length)]
   else:
     start = row.block * cfg.block_length
@@ -151,14 +157,15 @@ def decode_uncached(
 
 def advance(row: Row, z: np.ndarray, cfg: DecodeConfig) -> None:
   """One step of one row, in place, from its logits [R + shadow, V]."""
-  block_done = {'wino': _wino, 'llada': _llada, 'dream': _dream}[cfg.decoder](row, z, cfg)
+  block_done = {'wino': _wino, 'llada': _llada, 'dream': _dream, 'saber': _saber}[cfg.decoder](row, z, cfg)
   row.step += 1
   row.block_step += 1
   if block_done:
     row.block, row.block_step, row.last_accept = row.block + 1, 0, 30
     columns = row.block_columns(cfg)
-    row.pending[:] = False
-    row.pending[columns] = row.canvas[columns] == cfg.model.mask_id
+    if cfg.decoder == 'wino':
+      row.pending[:] = False
+      row.pending[columns] = row.canvas[columns] == cfg.model.mask_id
     row.done = not columns
 
 
@@ -228,6 +235,48 @@ def _dream(row: Row, z: np.ndarray, cfg: DecodeConfig) -> bool:
   for column in _best(score, count):
     row.canvas[column] = token[column]
   return last or len(masks) <= count
+
+
+def _saber(row: Row, z: np.ndarray, cfg: DecodeConfig) -> bool:
+  """Both rules, without noise; of masks that stay predicted only with `never`, where there are none."""
+  shifted = cfg.model.logit_alignment == 'shifted'
+  end = row.gen_length if shifted else min((row.block + 1) * cfg.block_length, row.gen_length)
+  least = 2 if shifted else row.knobs['min_accept']
+  deficit = lambda odds: np.exp(-np.logaddexp(0, odds))
+  lowered = z.copy()
+  if shifted:
+    t = np.linspace(1, 1e-3, row.knobs['steps'] + 1)[min(row.step, row.knobs['steps'])]
+    lowered[:, cfg.model.pad_id] += row.knobs['eos_penalty'] * np.log(1 - t + 1e-3)
+  masks = [c for c in range(end) if row.canvas[c] == cfg.model.mask_id]
+  token = {c: candidate(lowered[c], cfg) for c in masks}
+  score = {c: odds(lowered[c], t) for c, t in token.items()}
+  known = row.kept[:end][np.isfinite(row.kept[:end])]
+  accept = [c for c in masks if len(known) and deficit(score[c]) < known.mean()]
+  if len(accept) < least:
+    accept = _best(score, least)
+  for column in accept:
+    row.canvas[column] = token[column]
+    if not shifted or np.isinf(row.kept[column]):
+      row.kept[column] = deficit(score[column])
+
+  standing = [c for c in range(end) if row.canvas[c] != cfg.model.mask_id]
+  block_done = len(accept) == len(masks)
+  now = {c: odds(z[c], int(np.argmax(z[c]))) for c in range(end)}
+  if not block_done and shifted:
+    doubt = {c: -odds(z[c], row.canvas[c]) for c in standing}
+    remask = _best(doubt, max(1, min(-(-len(accept) // 8), len(accept) - 1)))
+  elif not block_done:
+    most = max(least, len(accept))
+    fall = {c: deficit(now[c]) - row.previous[c] for c in standing if np.isfinite(row.previous[c])}
+    if all(row.previous[c] == 1 for c in fall):
+      # A deficit of 1 would swallow the others.
+      fall = {c: -now[c] for c in fall}
+    remask = _best(fall, min(max(least // 2, -(-most // 8)), most - 1))
+  for column in remask if not block_done else ():
+    row.canvas[column] = cfg.model.mask_id
+  row.previous[:] = np.inf
+  row.previous[:end] = [deficit(now[c]) for c in range(end)]
+  return block_done
 
 
 def plain_forward(

@@ -2,7 +2,7 @@
 
     format_version, checkpoint_sha256
     calibrations: a list with one entry per dtype, decoder and drift
-      dtype, decoder, drift, kappa {quantile: value}, drift_radius, steps, prompts, prompts_sha256, ...
+      dtype, decoder, drift, kappa {quantile: value}, refresh_distance for the drift token, drift_radius, steps, ...
 
 Plain Python without JAX, so that a command line can refuse a wrong file before anything is loaded.
 """
@@ -19,9 +19,11 @@ from typing import Any
 from archer_jax.checkpoints.manifest import BUNDLED
 from archer_jax.checkpoints.manifest import Manifest
 from archer_jax.engine.settings import Settings
+from archer_jax.engine.settings import calibrated_limit
 from archer_jax.engine.settings import check_setting
 
-FORMAT_VERSION = 1
+# 2: the limit of token drift is a count.
+FORMAT_VERSION = 2
 FILE_NAME = 'refresh.json'
 # What an entry is for; a kappa of another of these says nothing.
 KEYS = ('dtype', 'decoder', 'drift')
@@ -74,7 +76,8 @@ def read_calibrations(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
 def _check_entry(entry: Any) -> None:
   if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in KEYS):
     raise ValueError(f'{", ".join(KEYS)} must be texts')
-  check_setting('drift_radius', entry.get('drift_radius'))
+  limit = calibrated_limit(entry)
+  check_setting(limit, entry.get(limit))
   if not isinstance(entry.get('kappa'), dict) or not entry['kappa']:
     raise ValueError(f'kappa must be an object with a number for each quantile, got {entry.get("kappa")!r}')
   for quantile, kappa in entry['kappa'].items():
@@ -87,7 +90,7 @@ def _check_entry(entry: Any) -> None:
 
 
 def calibrated(settings: Settings, checkpoint: str | Path | None, manifest: Manifest, dtype: str) -> Settings:
-  """The settings with the checkpoint's kappa and radius where `certified` was asked for without a kappa.
+  """The settings with the checkpoint's kappa and limit where `certified` was asked for without a kappa.
 
   Others come back as they are.
 
@@ -117,7 +120,7 @@ def calibrated(settings: Settings, checkpoint: str | Path | None, manifest: Mani
     raise ValueError(
       f'quantile must be one that {path} has, {", ".join(map(str, sorted(by_quantile)))}, got {settings.quantile}'
     )
-  return settings.with_calibration(by_quantile[settings.quantile], found[0]['drift_radius'])
+  return settings.with_calibration(by_quantile[settings.quantile], found[0][calibrated_limit(settings.switches)])
 
 
 def write_calibration(path: Path, manifest: Manifest, entry: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ class Observation:
   reused: Array  # bool [B], live rows whose step read kept keys and values of another canvas
   at_anchor: Array  # bool [B], live rows whose step read kept ones of this very canvas
   seed: Array  # uint32 [B], names the row
+  distance: Array  # int32 [B], positions of the canvas that was read that differ from its anchor
   drift: Array  # float32 [B], of the canvas that was read
   age: Array  # int32 [B]
   error: Array  # float32 [B], e: half the range of the logits' differences, the largest over the rows that decide
@@ -61,6 +62,7 @@ def observe(state: DecodeState, record: StepRecord, stages: Stages, fresh: Array
     reused=~state.done & ~need & away,
     at_anchor=~state.done & ~need & ~away,
     seed=state.seed,
+    distance=record.seen['distance'],
     drift=stages.outcome.reuse.drift,
     age=record.seen['age'],
     error=jnp.max(jnp.where(decoder.reads(state, stages.views, cfg), spread, 0), axis=1),
@@ -81,9 +83,17 @@ def fresh_outcome(params, state: DecodeState, stages: Stages, *, cfg: DecodeConf
 
 
 def decides_otherwise(one: Update, other: Update) -> Array:
-  """Bool [B]: whether two decisions lead to different states."""
-  differs = jax.tree.map(lambda a, b: _any(a != b), *((u.canvas, u.decoder, u.block_done) for u in (one, other)))
-  return functools.reduce(jnp.logical_or, jax.tree.leaves(differs))
+  """Bool [B]: whether two decisions do something else.
+
+  Confidences that a decoder remembers are read off the logits and always differ with them; they are no decision.
+  """
+  acts = lambda u: (u.canvas, u.accepted, u.remasked, u.block_done, u.decoder)
+  differs = [
+    _any(mine != others)
+    for mine, others in zip(jax.tree.leaves(acts(one)), jax.tree.leaves(acts(other)), strict=True)
+    if not jnp.issubdtype(mine.dtype, jnp.floating)
+  ]
+  return functools.reduce(jnp.logical_or, differs)
 
 
 def _any(flags: Array) -> Array:
@@ -222,8 +232,9 @@ def calibrate(steps: Mapping[str, np.ndarray], quantiles: Sequence[float]) -> tu
       held_out[str(quantile)] = {name: parts[0][name] + parts[1][name] for name in parts[0]}
   found = {
     'kappa': kappas,
-    # A certificate is for drifts that were seen.
+    # A certificate is for what was seen: up to this radius, and nearer than this distance.
     'drift_radius': float(np.max(steps['drift'])),
+    'refresh_distance': int(np.max(steps['distance'])) + 1,
     'confidence': CONFIDENCE,
     'steps': len(steps['error']),
     'steps_at_anchor': at_anchor,

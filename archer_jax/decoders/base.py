@@ -91,9 +91,9 @@ class Decoder:
     return from_canvas(mask_positions(state, cfg), index, False) & (index < block_end(state, cfg)[:, None])
 
   def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
-    """Steps int32 [B] after which a row has certainly ended; the schedule's, where there is one."""
+    """Steps int32 [B] after which a row has certainly ended: the schedule's, or those of a token a step."""
     del cfg
-    return state.knobs.steps
+    return state.knobs.steps if 'steps' in self.spec.knobs else state.gen_length
 
   def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
     """Why nothing would read a setting of the decoder's together with these switches, or None if something does."""
@@ -163,8 +163,10 @@ class Candidates:
   exact: Array  # bool [B], whether only written rows depend on the gap
 
 
-def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) -> Candidates:
-  """Candidates of `wino` and `llada`.
+def candidates(
+  state: DecodeState, index: Array, z: Array, cfg: DecodeConfig, *, with_mask: bool | None = None
+) -> Candidates:
+  """Candidates of `wino`, `llada` and `saber`.
 
   The token is the argmax of z + temperature * Gumbel noise. With `never` the mask token is no candidate but stays in
   the softmax that the confidence comes from. The confidence is that of the clean logits, whatever the temperature.
@@ -174,10 +176,11 @@ def candidates(state: DecodeState, index: Array, z: Array, cfg: DecodeConfig) ->
     index: int32 [B, R].
     z: float32 [B, R, V].
     cfg: the program's config.
+    with_mask: whether the mask token is one whatever the config says.
   """
   keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
   choice = numerics.add_gumbel(z, state.knobs.temperature, keys)
-  if not cfg.allows_mask:
+  if not (cfg.allows_mask if with_mask is None else with_mask):
     choice = jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.mask_id, -jnp.inf, choice)
   token, gap = numerics.best_token(choice)
   confidence = numerics.log_odds(z, token)

@@ -58,6 +58,7 @@ class Wino(base.Decoder):
     block_length=64,
     block_alignments=(SAME_POSITION,),
     number='threshold',
+    refresh_distance=8,
     knobs={
       'threshold': Knob(0.6, False, 0, 1, 'wino commits tokens whose probability is above this'),
       'threshold_back': Knob(0.9, False, 0, 1, 'wino takes back tokens verified below this probability'),

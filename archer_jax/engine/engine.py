@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import math
 import time
 from typing import Any
 
@@ -59,6 +60,8 @@ _MAX_STEPS = 64
 # Over several shards a chunk lasts as long as that of the last shard, for which the others wait. What ends all of them
 # alike is a number of steps; ending early would only leave slots without work.
 _MAX_STEPS_OF_SHARDS = 8
+# How many batches of later requests may overtake one that needs another program, so that it does not wait for ever.
+_PATIENCE = 64
 # What a result is made from.
 _RESULT_FIELDS = ('canvas', 'seed', 'status', 'counters', 'trace')
 
@@ -209,8 +212,12 @@ class Engine:
   def _take(self, n: int) -> list[tuple[int, Request]]:
     """The oldest `n` requests that the batch can decode, with their tickets; fewer if no more are there."""
     taken = []
+    others = [self._age(shape) for shape in self._waiting if shape not in self._shapes]
+    last = min(others, default=math.inf) + _PATIENCE * self._n_slots
     while len(taken) < n and (ready := [shape for shape in self._shapes if shape in self._waiting]):
       shape = min(ready, key=self._age)
+      if self._age(shape) > last:
+        break
       taken.append(self._waiting[shape].popleft())
       if not self._waiting[shape]:
         del self._waiting[shape]

@@ -128,7 +128,13 @@ class Methods:
     if methods and self.refresh and name not in self.rule.reads and name != 'refresh':
       rules = [rule for rule, entry in self.reuse_spec.rules.items() if name in entry.reads]
       return f'{name} must not be given with refresh {self.refresh}: it belongs to {", ".join(rules)}'
-    return specs.load(DECODERS, self.decoder).unread(name, self.switches)
+    decoder, reuse = specs.load(DECODERS, self.decoder), specs.load(REUSE, self.reuse)
+    return decoder.unread(name, self.switches) or reuse.unread(name, self.switches)
+
+
+def calibrated_limit(switches: Mapping[str, Any]) -> str:
+  """The knob that keeps `certified` within what its kappa was measured at: a count of tokens, or a radius of drift."""
+  return 'refresh_distance' if switches['drift'] == 'token' else 'drift_radius'
 
 
 def _belongs(name: str, spec: specs.DecoderSpec) -> bool:
@@ -188,11 +194,11 @@ class Settings:
     """Whether every number is known; `certified` without a kappa still waits for the checkpoint's."""
     return self.refresh != 'certified' or self.knobs['kappa'] is not None
 
-  def with_calibration(self, kappa: float, drift_radius: float) -> 'Settings':
-    """The settings with a calibrated kappa, and the radius within which it was measured unless one was given."""
-    found = {'kappa': kappa}
-    if self.knobs['drift_radius'] is None:
-      found['drift_radius'] = drift_radius
+  def with_calibration(self, kappa: float, limit: float | int) -> 'Settings':
+    """The settings with a calibrated kappa, and the limit within which it was measured unless one was given."""
+    found, name = {'kappa': kappa}, calibrated_limit(self.switches)
+    if self.knobs[name] is None:
+      found[name] = limit
     return dataclasses.replace(self, knobs={**self.knobs, **found})
 
   def row(self, given: Mapping[str, Any]) -> dict[str, float | int]:
@@ -210,8 +216,9 @@ class Settings:
     knobs = {**self.knobs, **{name: check_setting(name, value) for name, value in given.items()}}
     if not self.is_calibrated and 'kappa' not in given:
       raise ValueError('kappa must be given with refresh certified, or calibrated for the checkpoint')
-    if knobs['drift_radius'] is None:
-      knobs['drift_radius'] = specs.knobs()['drift_radius'].default
+    limit = calibrated_limit(self.switches)
+    if knobs[limit] is None:
+      knobs[limit] = specs.knobs()[limit].default
     length = knobs['gen_length']
     knobs = {name: length if value is None else value for name, value in knobs.items()}
     if self.is_block_length_given and self.block_length > length:
@@ -264,18 +271,21 @@ def make_settings(
       raise ValueError(reason)
   wanted = {name: value for name, value in wanted.items() if not methods.unread(name)}
   methods = _methods(model, wanted)
-  rule = methods.rule
-  for name in rule.needs:
-    if name not in wanted:
-      raise ValueError(f'{name} must be given with refresh {methods.refresh}')
+  preset = {}
+  if methods.refresh is not None:
+    reuse = specs.load(REUSE, methods.reuse)
+    for name, choice in reuse.needs(methods.refresh, methods.switches).items():
+      if name not in wanted:
+        raise ValueError(f'{name} must be given with {choice}')
+    preset = reuse.preset(methods.refresh, methods.switches, methods.spec)
   knobs = {}
   for name, knob in specs.knobs().items():
     default = methods.spec.knobs.get(name, knob).default
-    knobs[name] = wanted.get(name, rule.fixed.get(name, default))
+    knobs[name] = wanted.get(name, preset.get(name, default))
   if methods.refresh == 'certified' and 'kappa' not in wanted:
     # Both follow from the checkpoint's calibration.
-    knobs['kappa'] = None
-    knobs['drift_radius'] = wanted.get('drift_radius')
+    limit = calibrated_limit(methods.switches)
+    knobs |= {'kappa': None, limit: wanted.get(limit)}
   elif 'quantile' in given and 'kappa' in given:
     raise ValueError('quantile must not be given with kappa: it chooses among the calibrated ones')
   length = knobs['gen_length']

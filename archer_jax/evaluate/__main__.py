@@ -33,12 +33,12 @@ interval, paired wins and losses against the first setting with an exact sign te
 tokens taken back, and the ratio of the time to that of recomputing everything, beside what counted operations predict.
 
   python -m archer_jax.evaluate --tasks=sudoku6,sort --n=200 --compare=always,archer,once,interval:4
-  python -m archer_jax.evaluate --tasks=sort --compare=llada,wino:0.6,wino:0.9,archer+drift_radius=0.5+shadow=official
+  python -m archer_jax.evaluate --tasks=sort --compare=llada,wino:0.6,wino:0.9,archer:16+shadow=official
   python -m archer_jax.evaluate --tasks=jsonl:questions.jsonl --extract=number --checkpoint=llada-8b --chat
 
-A setting of --compare is a refresh rule (archer, always, once, interval) or a decoder (wino, llada, dream), then any \
-number of +name=value, each a flag of the last groups below. A number behind the name is its own: interval:4 refreshes \
-at every 4th step, archer:0.5 has that drift radius, wino:0.9 that threshold, llada:32 and dream:32 that many steps.
+A setting of --compare is a refresh rule or a decoder (--refresh, --decoder), then any number of +name=value, each a \
+flag of the last groups below. A number behind the name is its own: interval:4 refreshes at every 4th step, archer:8 \
+when 8 positions changed, saber:2 has that min_accept, wino:0.9 that threshold, llada:32 that many steps.
 
 Flags of the last groups hold for every setting that reads them and does not say otherwise; a flag wins over the file \
 of --config, that over what the task and the checkpoint recommend (the task its gen_length, in one block), that over \

@@ -2,9 +2,10 @@
 
     setting  = (rule | decoder) [":" number] {"+" name "=" value}
 
-The number is the name's own, as its spec declares it: the interval of `interval`, the kappa of `certified`, the
-threshold of `wino`, the steps of `llada` and `dream`. Each `name=value` is a setting of the command line, such as
-`threshold=0.9`. Plain Python without JAX, so that a mistake is told before anything is loaded.
+The number is the name's own, as its spec declares it: the K of `archer`, the interval of `interval`, the kappa of
+`certified`, the threshold of `wino`, the steps of `llada` and `dream`, the min_accept of `saber`. Each `name=value` is
+a setting of the command line, such as `threshold=0.9`. Plain Python without JAX, so that a mistake is told before
+anything is loaded.
 """
 
 from collections.abc import Mapping
@@ -96,6 +97,11 @@ def _parse(label: str) -> dict[str, Any]:
     if NUMBERS[name] is None:
       able = ', '.join(name for name, number in NUMBERS.items() if number)
       raise ValueError(f'compare: {name} in {label!r} takes no number; {able} do')
+    if NUMBERS[name] == 'refresh_distance' and not number.isdecimal():
+      # A share of the canvas, as a drift is one, comes to mind.
+      raise ValueError(
+        f'compare: {label}: refresh_distance must be a count of positions, such as {name}:8, got {number!r}'
+      )
     pairs.append((NUMBERS[name], number))
   for change in changes:
     changed, equals, value = change.partition('=')

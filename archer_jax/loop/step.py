@@ -80,7 +80,7 @@ def init_state(
 
 def check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:
   """Raises ValueError for values that would be misread; traced ones cannot be looked at."""
-  if any(isinstance(value, jax.core.Tracer) for value in (prompt_valid, knobs.gen_length, knobs.cfg_scale)):
+  if any(isinstance(value, jax.core.Tracer) for value in jax.tree.leaves((prompt_valid, knobs))):
     return
   valid = np.asarray(prompt_valid, bool)
   if (row := np.flatnonzero((valid[:, :-1] & ~valid[:, 1:]).any(axis=1))).size:
@@ -89,6 +89,7 @@ def check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:
     raise ValueError(f'gen_length must be at most canvas_length={cfg.canvas_length}, got {longest}')
   if not cfg.guidance and (scale := float(knobs.cfg_scale.max())) > 0:
     raise ValueError(f'cfg_scale must be 0 without guidance in the config, got {scale}')
+  cfg.reuse_method.check(knobs, cfg)
 
 
 def decode_step(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[DecodeState, StepRecord]:

@@ -73,12 +73,13 @@ def draw_recording(path: Path, recording: Recording) -> None:
   field.set_ylabel('canvas position (tokens)')
   field.set_title(f'request {recording.name}: {recording.summary()}', fontsize=10, wrap=True, loc='left')
 
-  drift.plot(steps, recording.drift, color=_LINE, marker='.', markersize=4, linewidth=1)
-  kind = recording.settings.get('drift', 'token')
-  drift.set_ylabel('drift (share\nof positions)' if kind == 'token' else f'{kind} drift\n(0 to 1)')
-  drift.set_ylim(0, max(1.15 * float(recording.drift.max()), 1.3 * (recording.radius or 0), 0.05))
-  if recording.radius is not None:
-    drift.axhline(recording.radius, color=_BOUND, linestyle='--', linewidth=1)
+  measured, limit = recording.distance if recording.counts else recording.drift, recording.limit
+  drift.plot(steps, measured, color=_LINE, marker='.', markersize=4, linewidth=1)
+  kind = recording.settings.get('drift')
+  drift.set_ylabel('distance\n(positions)' if recording.counts else f'{kind} drift\n(0 to 1)')
+  drift.set_ylim(0, max(1.15 * float(measured.max()), 1.3 * (limit or 0), 1 if recording.counts else 0.05))
+  if limit is not None:
+    drift.axhline(limit, color=_BOUND, linestyle='--', linewidth=1)
 
   bound = recording.certificate_bound
   _draw_margin(margin, steps, recording.margin, bound)
@@ -102,7 +103,9 @@ def draw_recording(path: Path, recording: Recording) -> None:
     Patch(facecolor=COLORS[s], edgecolor='#888888', label=NAMES[s]) for s in Standing if (standings == s).any()
   ]
   handles.append(Line2D([], [], color=_REFRESH, marker='v', label='refresh'))
-  limits = [] if recording.radius is None else [f'drift radius {recording.radius:g}: refresh above it']
+  limits = []
+  if limit is not None:
+    limits.append(f'K = {limit:g}: refresh from here on' if recording.counts else f'radius {limit:g}: refresh above it')
   if bound is not None:
     limits.append('kappa x drift: a reuse whose margin is above it is certified')
   handles += [Line2D([], [], color=_BOUND, linestyle='--', label=limit) for limit in limits]

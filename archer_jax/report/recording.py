@@ -21,6 +21,7 @@ _PER_STEP = {
   'refresh_per_step': ('b', 1),
   'accept_per_step': ('iu', 1),
   'remask_per_step': ('iu', 1),
+  'distance_per_step': ('iu', 1),
   'drift_per_step': ('f', 1),
   'age_per_step': ('iu', 1),
   'margin_per_step': ('f', 1),
@@ -67,7 +68,8 @@ class Recording:
     canvas: int32 [S, G], after each step.
     refresh: bool [S].
     accept, remask: int32 [S], tokens committed and taken back.
-    drift: float32 [S], as the step's refresh decision saw it.
+    distance: int32 [S], positions that differed from the anchor, as the step's refresh decision saw it.
+    drift: float32 [S], likewise, by the measure of the setting `drift`.
     age: int32 [S], likewise; -1 before the first refresh.
     margin: float32 [S], of the step's own decision; may be infinite.
     reason: int32 [S], a bit set of the clauses that asked for the step's refresh; 0 for a reuse.
@@ -83,6 +85,7 @@ class Recording:
   refresh: np.ndarray
   accept: np.ndarray
   remask: np.ndarray
+  distance: np.ndarray
   drift: np.ndarray
   age: np.ndarray
   margin: np.ndarray
@@ -103,9 +106,14 @@ class Recording:
     return np.concatenate([np.full_like(self.canvas[:1], self.mask_id), self.canvas[:-1]])
 
   @property
-  def radius(self) -> float | None:
-    """The drift radius, None where no such clause was on."""
-    return float(self.settings.get('drift_radius') or 0) or None
+  def counts(self) -> bool:
+    """Whether the refresh rule counts changed positions, rather than measuring a drift."""
+    return self.settings.get('drift', 'token') == 'token'
+
+  @property
+  def limit(self) -> float | None:
+    """K, or the drift radius; None where no such clause was on."""
+    return float(self.settings.get('refresh_distance' if self.counts else 'drift_radius') or 0) or None
 
   @property
   def certificate_bound(self) -> np.ndarray | None:
@@ -201,7 +209,7 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
       raise ValueError(f'trace {source} must have the text of every token, but lacks that of {min(untold)}')
   try:
     settings = json.loads(str(arrays['settings']))
-    for name in ('drift_radius', 'kappa'):
+    for name in ('refresh_distance', 'drift_radius', 'kappa'):
       float(settings.get(name) or 0)
   except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f'trace {source} must have its settings as an object of JSON, got {error}') from error
@@ -209,7 +217,8 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
     name=str(arrays['id'].item()),
     canvas=canvas,
     **{
-      name: arrays[f'{name}_per_step'] for name in ('refresh', 'accept', 'remask', 'drift', 'age', 'margin', 'reason')
+      name: arrays[f'{name}_per_step']
+      for name in ('refresh', 'accept', 'remask', 'distance', 'drift', 'age', 'margin', 'reason')
     },
     reason_names=tuple(arrays['reason_names'].tolist()),
     mask_id=int(arrays['mask_id']),

@@ -5,6 +5,7 @@ Axes: B batch, G canvas.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import functools
@@ -45,7 +46,7 @@ class StepView:
     steps, refreshes: so far, this step included.
     before, after: int32 [gen_length], the row's canvas around the step.
     is_refresh: whether the step recomputed the prompt.
-    drift: what the step's decision saw.
+    seen: what decoder and reuse method tell of the step, by name.
     margin: the step's own.
   """
 
@@ -55,13 +56,14 @@ class StepView:
   before: np.ndarray
   after: np.ndarray
   is_refresh: bool
-  drift: float
+  seen: Mapping[str, np.generic]
   margin: float
 
   def facts(self) -> str:
     share = self.refreshes / max(self.steps, 1)
     refreshes = f'refreshes {self.refreshes:3} ({share:4.0%})'
-    return f'step {self.steps:3}  {refreshes}  drift {self.drift:.2f}  margin {self.margin:8.3g}'
+    seen = '  '.join(f'{name} {_short(value)}' for name, value in self.seen.items())
+    return f'step {self.steps:3}  {refreshes}  {seen}  margin {self.margin:8.3g}'
 
 
 def step_through(params, state: DecodeState, *, cfg: DecodeConfig) -> Iterator[tuple[DecodeState, list[StepView]]]:
@@ -88,7 +90,7 @@ def step_through(params, state: DecodeState, *, cfg: DecodeConfig) -> Iterator[t
           before=before[row, : lengths[row]],
           after=after[row, : lengths[row]],
           is_refresh=bool(refreshed[row]),
-          drift=float(seen['drift'][row]),
+          seen={name: values[row] for name, values in seen.items()},
           margin=float(margin[row]),
         )
         for row in np.flatnonzero(~done).tolist()
@@ -123,6 +125,10 @@ class Watch:
           live.update(Group(*(drawing(view, cfg, self._spell) for view in shown.values())), refresh=True)
           time.sleep(max(0.0, _SECONDS_PER_FRAME - (time.perf_counter() - start)))
     return last
+
+
+def _short(value: np.generic) -> str:
+  return f'{value:3d}' if np.issubdtype(value.dtype, np.integer) else f'{value:.2f}'
 
 
 def plain_line(view: StepView, cfg: DecodeConfig, spell: Callable[[int], str]) -> str:

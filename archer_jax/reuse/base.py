@@ -17,8 +17,10 @@ if TYPE_CHECKING:
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.specs import DecoderSpec
   from archer_jax.specs import ReuseSpec
   from archer_jax.types import DecodeState
+  from archer_jax.types import Knobs
   from archer_jax.types import Outcome
   from archer_jax.types import Plan
   from archer_jax.types import Update
@@ -37,6 +39,25 @@ class Reuse:
   """
 
   spec: ClassVar[ReuseSpec]
+
+  def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
+    """Why nothing would read a setting of the method's together with these switches, or None if something does."""
+    del name, switches
+    return None
+
+  def preset(self, refresh: str, switches: Mapping[str, Any], decoder: DecoderSpec) -> Mapping[str, float | int]:
+    """Knobs that a rule sets where nobody gives them."""
+    del switches, decoder
+    return self.spec.rules[refresh].fixed
+
+  def needs(self, refresh: str, switches: Mapping[str, Any]) -> Mapping[str, str]:
+    """Settings that must be given with a rule, and with what, in words."""
+    del switches
+    return dict.fromkeys(self.spec.rules[refresh].needs, f'refresh {refresh}')
+
+  def check(self, knobs: Knobs, cfg: DecodeConfig) -> None:
+    """Raises ValueError for knobs, arrays [B] whose values are at hand, that the program would not read."""
+    del knobs, cfg
 
   def init(self, prompt_valid: Array, cfg: DecodeConfig) -> tuple[Any, Any]:
     """`DecodeState.reuse` and `.kept` before the first step, for prompts [B, P]."""

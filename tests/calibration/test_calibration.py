@@ -1,5 +1,6 @@
 """Calibrations: the constant that is fitted, its file, and every file that must not be believed."""
 
+import dataclasses
 import json
 from pathlib import Path
 import runpy
@@ -10,7 +11,9 @@ import pytest
 from archer_jax.calibration import file as calibration
 from archer_jax.calibration import measure
 from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.decoders.saber import Falls
 from archer_jax.engine.settings import make_settings
+from archer_jax.types import Update
 
 TOOL = runpy.run_path(str(Path(__file__).parents[2] / 'tools' / 'calibrate_refresh.py'))
 
@@ -76,8 +79,33 @@ def test_violations_are_counted():
   assert measure.violations(steps, 2.0) == {'beyond': 3, 'certified': 3, 'wrong': 1}
 
 
+def test_remembered_confidences_are_no_decision():
+  """Saber keeps floats of every column, which no two forwards give alike."""
+  flags = np.zeros((2, 3), bool)
+  memory = Falls(pending=flags, kept=np.full((2, 3), 0.5, np.float32), previous=np.full((2, 3), 0.25, np.float32))
+  one = Update(
+    canvas=np.zeros((2, 3), np.int32),
+    accepted=flags,
+    remasked=flags,
+    block_done=flags[:, 0],
+    margin=np.ones(2, np.float32),
+    decoder=memory,
+  )
+  other = dataclasses.replace(one, decoder=memory._replace(previous=memory.previous + 1), margin=one.margin + 1)
+  assert measure.decides_otherwise(one, other).tolist() == [False, False]
+  second = np.array([[False] * 3, [False, True, False]])
+  for changes in (
+    {'canvas': second.astype(np.int32)},
+    {'accepted': second},
+    {'remasked': second},
+    {'block_done': second[:, 1]},
+    {'decoder': memory._replace(pending=second)},
+  ):
+    assert measure.decides_otherwise(one, dataclasses.replace(one, **changes)).tolist() == [False, True]
+
+
 def entry(**changes):
-  known = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'drift_radius': 0.3}
+  known = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'refresh_distance': 5}
   return known | {'kappa': {'0.9': 2.5, '0.99': 4.0}} | changes
 
 
@@ -95,7 +123,9 @@ def test_certified_takes_the_kappa_of_its_quantile_and_a_given_one_wins(place):
   folder, manifest = place
   path = calibration.calibration_file(folder)
   calibration.write_calibration(path, manifest, entry())
-  calibration.write_calibration(path, manifest, entry(drift='hidden', kappa={'0.99': 7.0}))
+  calibration.write_calibration(
+    path, manifest, entry(drift='hidden', drift_radius=0.3, refresh_distance=None, kappa={'0.99': 7.0})
+  )
   # The same once more replaces its own and leaves the other.
   calibration.write_calibration(path, manifest, entry(kappa={'0.9': 3.0, '0.99': 5.0}))
   take = lambda **given: calibration.calibrated(settings_of(manifest, **given), folder, manifest, 'float32')
@@ -103,9 +133,11 @@ def test_certified_takes_the_kappa_of_its_quantile_and_a_given_one_wins(place):
   assert take(quantile=0.9).knobs['kappa'] == 3.0
   assert take(drift='hidden').knobs['kappa'] == 7.0
   assert take(kappa=1.5).knobs['kappa'] == 1.5
-  # A certificate is for the drifts that it was measured at, unless somebody wants another radius.
-  assert take().knobs['drift_radius'] == 0.3 and take(drift_radius=0.1).knobs['drift_radius'] == 0.1
-  assert take(kappa=1.5).knobs['drift_radius'] == 0
+  # A certificate is for the drifts that it was measured at, unless somebody wants others.
+  assert take().knobs['refresh_distance'] == 5 and take(refresh_distance=2).knobs['refresh_distance'] == 2
+  assert take(drift='hidden').knobs['drift_radius'] == 0.3
+  assert take(drift='hidden', drift_radius=0.1).knobs['drift_radius'] == 0.1
+  assert take(kappa=1.5).knobs['refresh_distance'] == 0
   assert [file.name for file in folder.iterdir()] == ['refresh.json']
 
 
@@ -127,10 +159,10 @@ def test_files_that_must_not_be_believed(place, llada_tiny):
   good = path.read_text()
   for wrong, reason in (
     (good[: len(good) // 2], r'cannot be read as a calibration'),
-    ('[]', r'must be an object of JSON with format_version 1'),
-    ('{}', r'must be an object of JSON with format_version 1'),
-    ('{"format_version": 1}', r'calibrations must be a list, got None'),
-    (good.replace('"format_version": 1', '"format_version": 2'), r'with format_version 1'),
+    ('[]', r'must be an object of JSON with format_version 2'),
+    ('{}', r'must be an object of JSON with format_version 2'),
+    ('{"format_version": 2}', r'calibrations must be a list, got None'),
+    (good.replace('"format_version": 2', '"format_version": 1'), r'with format_version 2'),
     (good.replace('2.5', '-2.5'), r'entry 0: kappa must be positive, got -2\.5'),
     (good.replace('2.5', '0'), r'entry 0: kappa must be positive, got 0'),
     (good.replace('2.5', 'NaN'), r'entry 0: kappa must be positive, got nan'),
@@ -138,7 +170,7 @@ def test_files_that_must_not_be_believed(place, llada_tiny):
     (good.replace('"0.9"', '"1.9"'), r'entry 0: quantile must be a number between 0 and 1, both excluded, got 1\.9'),
     (good.replace('"0.9"', '"most"'), r"entry 0: quantile must be a number between 0 and 1, both excluded, got 'most'"),
     (good.replace('"drift": "token"', '"drift": 1'), r'entry 0: dtype, decoder, drift must be texts'),
-    (good.replace('"drift_radius": 0.3', '"drift_radius": null'), r'entry 0: drift_radius must be a number'),
+    (good.replace('"refresh_distance": 5', '"refresh_distance": 0.3'), r'entry 0: refresh_distance must be an integer'),
   ):
     assert wrong != good
     path.write_text(wrong)
@@ -207,7 +239,9 @@ def test_the_bundled_model_is_calibrated():
   manifest = read_manifest(None)
   kappas = []
   for quantile in (0.9, 0.99, 0.999):
-    settings = calibration.calibrated(settings_of(manifest, quantile=quantile), None, manifest, 'float32')
+    settings = calibration.calibrated(
+      settings_of(manifest, decoder='wino', quantile=quantile), None, manifest, 'float32'
+    )
     kappas.append(settings.knobs['kappa'])
   assert kappas == sorted(kappas)
   (entry,) = calibration.read_calibrations(calibration.calibration_file(None), manifest)

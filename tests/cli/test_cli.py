@@ -102,7 +102,8 @@ def test_help_is_quick_grouped_and_complete(tmp_path):
     assert group in out.splitlines()
   design = """checkpoint prompt input output chat decoder gen_length block_length steps threshold threshold_back
     max_accept shadow temperature top_p top_k cfg_scale remasking alg alg_temp early_stop refresh refresh_interval
-    refresh_at_block_start drift drift_radius min_margin max_age kappa quantile on_low_margin
+    refresh_at_block_start refresh_distance drift drift_radius min_margin max_age kappa quantile on_low_margin
+    reuse min_accept eos_penalty
     anchors mask_prediction batch_size mesh dtype seed trace
     watch report
     stats config logits_eos_inf confidence_eos_eot_inf resume profile coordinator num_processes process_id
@@ -130,7 +131,7 @@ def test_flags_are_those_of_the_tables():
   # What --help says is the default is the default.
   for name, spec in specs.knobs().items():
     # Each rule has a number of its own, or takes that of the checkpoint.
-    if name not in ('drift_radius', 'kappa'):
+    if name not in ('refresh_distance', 'kappa'):
       assert values[name].default == spec.default
 
 
@@ -139,15 +140,44 @@ MISTAKES = {
   'positional': (['stray'], "there are no positional arguments, got 'stray'"),
   'positional behind flags': (['--prompt=a', 'b'], "there are no positional arguments, got 'b'"),
   'no value': (['--gen_length'], 'Missing value for flag --gen_length'),
-  'unknown decoder': (['--decoder=beam'], 'flag --decoder=beam: value should be one of <wino|llada|dream>'),
+  'unknown decoder': (['--decoder=beam'], 'flag --decoder=beam: value should be one of <dream|llada|saber|wino>'),
   'unknown refresh': (
     ['--refresh=never'],
     'flag --refresh=never: value should be one of <archer|always|once|interval|certified>',
   ),
   'unknown drift': (['--drift=x'], 'flag --drift=x: value should be one of'),
-  'wrong decoder': (['--decoder=dream'], 'decoder must be wino or llada for a model with same_position logits'),
-  'radius': (['--drift_radius=1.5'], 'drift_radius must be a number in [0, 1], got 1.5'),
+  'wrong decoder': (
+    ['--decoder=dream'],
+    'decoder must be llada, saber or wino for a model with same_position logits',
+  ),
+  'radius': (['--drift=hidden', '--drift_radius=1.5'], 'drift_radius must be a number in [0, 1], got 1.5'),
   'radius below': (['--drift_radius=-0.5'], 'drift_radius must be a number in [0, 1], got -0.5'),
+  'radius of no drift': (
+    ['--drift_radius=0.2'],
+    'drift_radius must not be given with drift token, whose distance is a count: give refresh_distance',
+  ),
+  'distance below': (['--refresh_distance=-1'], 'refresh_distance must be an integer in [0, 2147483647], got -1'),
+  'part of a distance': (
+    ['--refresh_distance=0.25'],
+    "refresh_distance must be an integer in [0, 2147483647], got '0.25'",
+  ),
+  'distance of another drift': (
+    ['--drift=hidden', '--drift_radius=0.2', '--refresh_distance=4'],
+    'refresh_distance must not be given with drift hidden: it counts changed tokens; give drift_radius',
+  ),
+  'drift without a radius': (
+    ['--drift=embedding'],
+    'drift_radius must be given with refresh archer and drift embedding',
+  ),
+  'no commits': (['--decoder=saber', '--min_accept=0'], 'min_accept must be an integer in [1, 2147483647], got 0'),
+  'guided saber': (
+    ['--decoder=saber', '--cfg_scale=1'],
+    'cfg_scale must not be given with decoder saber: it belongs to llada',
+  ),
+  'penalty of the other saber': (
+    ['--decoder=saber', '--eos_penalty=1'],
+    'eos_penalty must not be given with decoder saber on a model with same_position logits',
+  ),
   'threshold': (['--threshold=2'], 'threshold must be a number in [0, 1], got 2.0'),
   'threshold as text': (['--threshold=high'], "threshold must be a number in [0, 1], got 'high'"),
   'nan': (['--temperature=nan'], 'temperature must be a number in [0, 1000000], got nan'),
@@ -322,7 +352,7 @@ def test_records_in_and_out(cli_main, text_path, tmp_path):
   assert [result['canvas_tokens'] for result in good] == [16, 9, 16, 16]
   # The library gives the same.
   model = archer_jax.load(text_path, dtype='float32')
-  again = archer_jax.generate(*model, [records[0], records[2]], gen_length=16, batch_size=2, seed=3)
+  again = archer_jax.generate(*model, [records[0], records[2]], decoder='wino', gen_length=16, batch_size=2, seed=3)
   assert [result.token_ids for result in again] == [result['token_ids'] for result in good[:2]]
   # A bar and the figures stand on stderr, and what they depend on beside the output.
   assert 'decode:' in stderr and 'tokens per second' in stderr
@@ -349,7 +379,7 @@ def test_the_same_run_gives_the_same_tokens(cli_main, text_path, tmp_path):
 def test_text_on_stdout(cli_main, text_path):
   code, out, err = cli_main(f'--checkpoint={text_path}', '--prompt=12+3=', '--prompt=a,b')
   assert code == 0
-  results = archer_jax.generate(*archer_jax.load(text_path), ['12+3=', 'a,b'], gen_length=16)
+  results = archer_jax.generate(*archer_jax.load(text_path), ['12+3=', 'a,b'], decoder='wino', gen_length=16)
   assert out == ''.join(f'{result.text}\n' for result in results)
   lines = err.splitlines()
   assert lines[:2] == ['12+3=', 'a,b'] and lines[2].startswith('32 tokens in 32 steps')
@@ -442,9 +472,9 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'functions', 'static', 'arguments'),
   [
-    ('llada_tiny', WINO, {'block_length': 32}, []),
-    pytest.param('llada_tiny', WINO, {'block_length': 16}, [], marks=slow),
-    pytest.param('llada_tiny', WINO, {'block_length': 64}, [], marks=slow),
+    ('llada_tiny', WINO, {'block_length': 32}, ['--decoder=wino']),
+    pytest.param('llada_tiny', WINO, {'block_length': 16}, ['--decoder=wino'], marks=slow),
+    pytest.param('llada_tiny', WINO, {'block_length': 64}, ['--decoder=wino'], marks=slow),
     ('llada_tiny', ('llada.generate',), {'block_length': 8}, ['--decoder=llada']),
     pytest.param('llada_tiny', ('llada.generate',), {'block_length': 12}, ['--decoder=llada'], marks=slow),
     pytest.param('llada_tiny', ('llada.generate',), {'block_length': 16}, ['--decoder=llada'], marks=slow),
@@ -465,7 +495,7 @@ def test_goldens(cli_main, request, tmp_path, name, functions, static, arguments
 def test_golden_of_a_predicted_mask(cli_main, llada_tiny, tmp_path):
   (name,) = [id for id in case_ids('llada_tiny', WINO[0]) if id.endswith('_maskpred')]
   records, expected = golden_records([llada_tiny.cases[name]])
-  arguments = ['--mask_prediction=official']
+  arguments = ['--decoder=wino', '--mask_prediction=official']
   check_goldens(cli_main, llada_tiny, tmp_path, records, expected, {'block_length': 16}, arguments)
 
 

@@ -314,3 +314,130 @@ def entropy_slope(vocab):
     a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
     low, high = (a, high) if steepness(a) < steepness(b) else (low, b)
   return steepness((low + high) / 2)
+
+
+def deficit(odds):
+  """1 - p of log-odds."""
+  return np.exp(-np.logaddexp(0, odds))
+
+
+def _above_mean(odds, eligible, kept, least, tokens):
+  """Rows that pass, rows that are accepted, threshold as a mean deficit, and the comparisons."""
+  mean = np.mean(kept) if len(kept) else 0.0
+  passed = [row for row in eligible if deficit(odds[row]) < mean]
+  accept = passed if len(passed) >= least else sorted(_ranked(odds, eligible)[:least])
+  comparisons = []
+  if 0 < mean < 1:
+    bound = np.log1p(-mean) - np.log(mean)
+    for row in eligible:
+      gap = odds[row] - bound
+      comparisons.append(Comparison('mean', abs(gap) / 2, ((row, (tokens[row],), -int(np.sign(gap))),)))
+  if len(passed) < least:
+    comparisons += _cut('fallback', odds, accept, [row for row in eligible if row not in accept], tokens, 4)
+  return passed, accept, mean, comparisons
+
+
+def fall_turns(a, b, old_a, old_b):
+  """The change at which a pair's falls turn, by bisection: of deficits old_a, old_b to log-odds a, b."""
+  turned = lambda e: deficit(b - 2 * e) - deficit(a + 2 * e) >= old_b - old_a
+  low, high = np.zeros(np.broadcast(a, b).shape), np.full(np.broadcast(a, b).shape, 200.0)
+  for _ in range(80):
+    middle = (low + high) / 2
+    at = turned(middle)
+    low, high = np.where(at, low, middle), np.where(at, middle, high)
+  # No change turns what is apart by a whole probability.
+  return np.where(low > 199, np.inf, low)
+
+
+def saber_same_position(rules, z, noise, *, canvas, pending, kept, previous, block, gen_length, least, temperature):
+  """One step of Saber's rule for LLaDA; kept and previous are deficits, infinite ones are none."""
+  columns = len(canvas)
+  end = min((block + 1) * rules.block_length, gen_length)
+  tokens, gaps, odds = _candidates(z, noise, temperature, rules)
+  # What may not be committed may still be what a column is watched for.
+  best, leads, watched = _candidates(z, noise, temperature, dataclasses.replace(rules, allows_mask=True))
+  eligible = [row for row in range(end) if pending[row]]
+  known = [kept[row] for row in range(end) if np.isfinite(kept[row])]
+  passed, accept, mean, comparisons = _above_mean(odds, eligible, known, least, tokens)
+  after = np.array(canvas)
+  after[accept] = [tokens[row] for row in accept]
+  left = [row for row in eligible if row not in accept]
+  remask, compared = [], []
+  if left:
+    most = max(least, len(accept))
+    count = min(max(least // 2, -(-most // 8)), most - 1)
+    standing = [row for row in range(end) if after[row] != rules.mask_id and np.isfinite(previous[row])]
+    # Ordered by pairs, since a rise of 1 less a small deficit is 1 even in float64.
+    first = lambda x, y: (previous[x] - previous[y] - (deficit(watched[x]) - deficit(watched[y])), x - y) < (0, 0)
+    rank = {row: sum(first(other, row) for other in standing if other != row) for row in standing}
+    remask = [row for row in standing if rank[row] < count]
+    spared = [row for row in standing if row not in remask]
+    if remask and spared:
+      compared = standing
+      x, y = np.array(remask)[:, None], np.array(spared)
+      values = np.array([watched[row] for row in range(columns)])
+      turns = fall_turns(values[x], values[y], previous[x], previous[y])
+      for i, j in np.ndindex(*turns.shape):
+        # What is spared may take its next token before it has fallen far enough.
+        mine, others = remask[i], spared[j]
+        loose = leads[others] / 2 <= turns[i, j]
+        worst = ((mine, (best[mine],), 1), (others, (best[others],), -1))
+        comparisons.append(Comparison('loose fall' if loose else 'fall', turns[i, j], worst))
+  after[remask] = rules.mask_id
+  depends = eligible if temperature > 0 else accept
+  compared = compared if temperature > 0 else []
+  comparisons += _argmax(tokens, gaps, depends, temperature) + _argmax(best, leads, compared, temperature)
+  return Step(
+    canvas=after,
+    accepted=np.isin(np.arange(columns), accept),
+    remasked=np.isin(np.arange(columns), remask),
+    path=(passed, accept, [tokens[row] for row in depends], [best[row] for row in compared], remask),
+    comparisons=[c for c in comparisons if np.isfinite(c.margin)],
+  ), {
+    'pending': np.array([(pending[row] and row not in accept) or row in remask for row in range(columns)]),
+    'kept': np.array([deficit(odds[row]) if row in accept else kept[row] for row in range(columns)]),
+    'previous': np.array([deficit(watched[row]) if row < end else np.inf for row in range(columns)]),
+    'threshold': 1 - mean,
+    'block_done': not left,
+  }
+
+
+def saber_shifted(rules, z, noise, *, canvas, first, row_step, gen_length, steps, penalty, pad_id, temperature):
+  """One step of Saber's rule for Dream."""
+  columns = len(canvas)
+  t = np.linspace(1, 1e-3, steps + 1)[min(row_step, steps)]
+  lowered = np.array(z)
+  lowered[:, pad_id] += penalty * np.log(1 - t + 1e-3)
+  tokens, gaps, odds = _candidates(lowered, noise, temperature, rules)
+  eligible = [row for row in range(gen_length) if canvas[row] == rules.mask_id]
+  known = [value for value in first if np.isfinite(value)]
+  passed, accept, mean, comparisons = _above_mean(odds, eligible, known, 2, tokens)
+  after = np.array(canvas)
+  after[accept] = [tokens[row] for row in accept]
+  remask = []
+  done = not (after[:gen_length] == rules.mask_id).any()
+  if not done:
+    count = max(1, min(-(-len(accept) // 8), len(accept) - 1))
+    standing = [row for row in range(gen_length) if after[row] != rules.mask_id]
+    doubt = {row: -log_odds(z[row], [int(after[row])]) for row in standing}
+    remask = sorted(_ranked(doubt, standing)[:count])
+    token = {row: int(after[row]) for row in standing}
+    for c in _cut('doubt', doubt, remask, [row for row in standing if row not in remask], token, 4):
+      (low, its, _), (high, other, _) = c.worst
+      comparisons.append(Comparison('doubt', c.margin, ((low, its, 1), (high, other, -1))))
+  after[remask] = rules.mask_id
+  depends = eligible if temperature > 0 else accept
+  comparisons += _argmax(tokens, gaps, depends, temperature)
+  return Step(
+    canvas=after,
+    accepted=np.isin(np.arange(columns), accept),
+    remasked=np.isin(np.arange(columns), remask),
+    path=(passed, accept, [tokens[row] for row in depends], remask),
+    comparisons=comparisons,
+  ), {
+    'first': np.array(
+      [deficit(odds[row]) if row in accept and np.isinf(first[row]) else first[row] for row in range(columns)]
+    ),
+    'threshold': 1 - mean,
+    'block_done': done,
+  }

@@ -38,6 +38,8 @@ class Stage:
   logits: np.ndarray  # float32 [STATES, R + shadow, V]
   index: np.ndarray  # int32 [STATES, R]
   refer: Callable[[int, np.ndarray], reference.Step]  # of a row and its logits [R + shadow, V]
+  near: float = -1.0  # a decision this near may come out otherwise, by the rounding of float32
+  atol: float = 5e-6  # of the margin
 
   @functools.cached_property
   def steps(self):
@@ -59,6 +61,16 @@ def random_logits(rng, shape, mask_id):
   token = rng.integers(0, shape[-1], shape[:-1])
   token = np.where(rng.random(shape[:-1]) < 0.8, token % mask_id, token)
   np.put_along_axis(z, token[..., None], rng.uniform(0, 8, (*shape[:-1], 1)), axis=-1)
+  return z
+
+
+def saturated_logits(rng, shape, mask_id):
+  """Log-odds of 10 to 40, where float32 probabilities tie; now and then a doubtful one, or a mask."""
+  z = rng.normal(size=shape)
+  token = rng.integers(0, shape[-1], shape[:-1])
+  token = np.where(rng.random(shape[:-1]) < 0.97, token % mask_id, token)
+  height = np.where(rng.random(shape[:-1]) < 0.9, rng.uniform(14, 44, shape[:-1]), rng.uniform(0, 8, shape[:-1]))
+  np.put_along_axis(z, token[..., None], height[..., None], axis=-1)
   return z
 
 
@@ -238,6 +250,98 @@ def dream_stage(mask_prediction, alg, **knobs):
     )
 
   return Stage(cfg=cfg, state=jax.tree.map(np.asarray, state), logits=logits, index=index, refer=refer)
+
+
+# A decision nearer than this, or a margin as far off, may come out otherwise by rounding of log-odds up to 44.
+SABER_NEAR = 2e-5
+
+
+def saber_step(state, cfg, row, knobs, z, noise):
+  """The reference's step of one row of a state in numpy on logits [G, V], and what it leaves of the decoder's state."""
+  memory = state.decoder
+  z = np.asarray(z, np.float64)
+  shared = {'canvas': state.canvas[row], 'gen_length': knobs['gen_length'], 'temperature': knobs['temperature']}
+  wide = lambda values: np.asarray(values[row], np.float64)
+  if cfg.model.logit_alignment == 'shifted':
+    return reference.saber_shifted(
+      rules_of(cfg),
+      z,
+      noise,
+      first=wide(memory.first),
+      row_step=int(state.row_step[row]),
+      steps=knobs['steps'],
+      penalty=knobs['eos_penalty'],
+      pad_id=cfg.model.pad_id,
+      **shared,
+    )
+  return reference.saber_same_position(
+    rules_of(cfg),
+    z,
+    noise,
+    pending=memory.pending[row],
+    kept=wide(memory.kept),
+    previous=wide(memory.previous),
+    block=int(state.block[row]),
+    least=knobs['min_accept'],
+    **shared,
+  )
+
+
+def saber_stage(alignment, mask_prediction, make):
+  shifted = alignment == 'shifted'
+  cfg = make_config('saber', 14, 14 if shifted else 8, alignment=alignment, mask_prediction=mask_prediction)
+  rng = np.random.default_rng(1)
+  gen_length = rng.choice([13, 14], STATES)
+  state = make_state(
+    cfg,
+    STATES,
+    seeds=rng.integers(0, 2**32, STATES),
+    gen_length=gen_length,
+    steps=rng.integers(4, 20, STATES),
+    min_accept=rng.choice([1, 2, 2, 3, 4], STATES),
+    eos_penalty=rng.choice([0, 0.5, 2], STATES),
+    temperature=rng.choice([0, 0, 0.8], STATES),
+  )
+  block = rng.integers(0, 1 if shifted else 2, STATES)
+  column = np.arange(14)
+  end = np.minimum((block + 1) * cfg.block_length, gen_length)[:, None]
+  masked = (rng.random((STATES, 14)) < rng.choice([0.3, 0.7], (STATES, 1))) | (column >= end)
+  masked[np.arange(STATES), block * cfg.block_length] = True
+  canvas = np.where(masked, cfg.model.mask_id, rng.integers(0, cfg.model.mask_id - 1, masked.shape)).astype(np.int32)
+  spread = 8 if make is random_logits else 40
+  confidence = lambda: reference.deficit(rng.uniform(0, spread, masked.shape))
+  logits = make(rng, (STATES, 14, cfg.model.vocab_size), cfg.model.mask_id)
+  # Some masks were committed before.
+  kept = np.where((~masked | (rng.random(masked.shape) < 0.3)) & (column < end), confidence(), np.inf)
+  if shifted:
+    # Standing tokens are mostly still the probable ones.
+    token = np.where(masked, 0, canvas)[..., None]
+    height = np.where(
+      masked[..., None], np.take_along_axis(logits, token, axis=-1), rng.uniform(0, spread, token.shape)
+    )
+    np.put_along_axis(logits, token, height, axis=-1)
+    memory = {'first': kept}
+  else:
+    predicted = masked & (rng.random(masked.shape) < 0.1) & (column < end) & (column != block[:, None] * 8)
+    pending = masked & ~(predicted & cfg.allows_mask) & (column < gen_length[:, None])
+    previous = np.where(column < end, confidence(), np.inf)
+    # Some states stand at the first step of all, or of their block.
+    kind = rng.random((STATES, 1))
+    previous = np.where(kind < 0.2, 1, previous)
+    previous = np.where((kind > 0.85) & (column >= block[:, None] * 8), np.inf, previous)
+    memory = {'pending': pending, 'kept': np.where(kind < 0.1, np.inf, kept), 'previous': previous}
+  state = with_fields(state, canvas=canvas, block=block, row_step=3 + 4 * block, **memory)
+  state, index = jax.tree.map(np.asarray, state), columns_of(state, cfg)
+  knobs, (noise, *_) = knob_rows(state), noise_of(state, index)
+  return Stage(
+    cfg=cfg,
+    state=state,
+    logits=logits.astype(np.float32),
+    index=index,
+    refer=lambda row, z: saber_step(state, cfg, row, knobs[row], z, noise[row])[0],
+    near=SABER_NEAR,
+    atol=SABER_NEAR,
+  )
 
 
 def run(it, rows, logits=None):

@@ -8,7 +8,7 @@ from archer_jax.engine import engine
 
 @pytest.fixture(autouse=True, scope='module')
 def quick_chunks():
-  """For every engine; over a mesh they are compiled as ever."""
+  """For every engine on one device."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(engine, 'decode_chunk', CHUNK)
     yield

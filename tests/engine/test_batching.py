@@ -29,7 +29,7 @@ def test_buckets():
 
 
 def test_past_the_largest_bucket_a_record_is_refused(monkeypatch):
-  settings = make_settings(CONFIG, {'gen_length': 16})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16})
   monkeypatch.setattr('archer_jax.engine.requests.PROMPT_LENGTHS', (16, 24))
   # The model's maximum is no multiple of the table's steps.
   assert requests(settings, {'prompt_ids': [3] * 24})
@@ -41,7 +41,7 @@ def test_past_the_largest_bucket_a_record_is_refused(monkeypatch):
 
 
 def test_prompts_stand_on_the_right_and_filler_is_done():
-  settings = make_settings(CONFIG, {'gen_length': 16})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16})
   made = requests(settings, {'prompt_ids': [5, 6, 7]}, {'prompt_ids': [8] * 20, 'gen_length': 4, 'threshold': 0.5})
   cfg = config(settings, made)
   state = batching.batch_state(made, [11, 2**32 - 1], 4, cfg=cfg)
@@ -58,7 +58,7 @@ def test_prompts_stand_on_the_right_and_filler_is_done():
 
 
 def test_block_length_is_that_of_the_run_whatever_the_batch():
-  settings = make_settings(CONFIG, {'gen_length': 100})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 100})
   assert settings.block_length == 64
   long = config(settings, requests(settings, {'prompt_ids': [3]}))
   short = config(settings, requests(settings, {'prompt_ids': [3], 'gen_length': 20}))

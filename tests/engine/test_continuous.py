@@ -26,6 +26,7 @@ from archer_jax.engine.requests import Request
 from archer_jax.engine.requests import make_request
 from archer_jax.engine.settings import make_settings
 from archer_jax.loop.decode import decode
+from archer_jax.loop.slots import decode_chunk
 from archer_jax.mesh import make_mesh
 from archer_jax.report.hlo import collectives
 from archer_jax.sharding import param_shardings
@@ -299,14 +300,14 @@ def assert_equal(results, expected):
 
 
 SETTINGS = {
-  'wino': {'threshold': 0.3, 'threshold_back': 0.3, 'drift_radius': 0.25},
-  'guided': {'decoder': 'llada', 'drift_radius': 0.25, 'cfg_scale': 0.5},
+  'wino': {'threshold': 0.3, 'threshold_back': 0.3, 'refresh_distance': 5},
+  'guided': {'decoder': 'llada', 'refresh_distance': 5, 'cfg_scale': 0.5},
 }
 
 
 @pytest.mark.parametrize('name', SETTINGS)
 def test_six_requests_in_two_slots(text, name):
-  settings = make_settings(CONFIG, {'gen_length': 16, 'seed': 2**32 - 1, **SETTINGS[name]})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, 'seed': 2**32 - 1, **SETTINGS[name]})
   entries = requests(settings, records(6, seed=2))
   expected = one_by_one(text, settings, entries, trace=True)
   # So that a token is never a matter of the order in which a sum is taken.
@@ -324,7 +325,7 @@ def test_six_requests_in_two_slots(text, name):
 @pytest.fixture(scope='module')
 def wino_run(text):
   """A run of many requests without traces, and what it gives one by one."""
-  settings = make_settings(CONFIG, {'gen_length': 16, **SETTINGS['wino']})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, **SETTINGS['wino']})
   entries = requests(settings, records(20, seed=1))
   return settings, entries, run(text, settings, entries)
 
@@ -350,7 +351,9 @@ def test_nothing_depends_on_the_chunks_and_no_number_compiles_anything(text, win
   for max_steps, min_done in ((1, 1), (5, 4), (1000, 2)):
     results = run(text, settings, entries, max_steps=max_steps, min_done=min_done)
     assert_equal(results, expected)
-  other = make_settings(CONFIG, {'gen_length': 16, 'seed': 9, 'threshold': 0.9, 'max_age': 3, 'min_margin': 0.1})
+  other = make_settings(
+    CONFIG, {'decoder': 'wino', 'gen_length': 16, 'seed': 9, 'threshold': 0.9, 'max_age': 3, 'min_margin': 0.1}
+  )
   assert len(run(text, other, requests(other, records(7, temperature=0.3)))) == 7
   assert sizes() == before
 
@@ -481,7 +484,7 @@ def test_a_row_that_is_not_finite_does_not_spoil_its_successor(text):
   """One embedding is no number; who has that token in the prompt fails, and the next one in its slot does not."""
   model, params, tokenizer = text
   broken = {**params, 'embedding': params['embedding'].at[40].set(jnp.nan)}
-  settings = make_settings(CONFIG, {'gen_length': 16, 'threshold': 0.3, 'threshold_back': 0.3})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, 'threshold': 0.3, 'threshold_back': 0.3})
   given = [{'prompt_ids': [40, 5] if index % 3 == 0 else [6 + index, 7]} for index in range(9)]
   entries = requests(settings, given)
   results = run((model, broken, tokenizer), settings, entries)
@@ -493,7 +496,7 @@ def test_a_row_that_is_not_finite_does_not_spoil_its_successor(text):
 @pytest.mark.slow
 def test_shapes_side_by_side(text):
   """Prompts and answers of several shapes, with traces: few programs, and every result is its own."""
-  settings = make_settings(CONFIG, {'gen_length': 32, **SETTINGS['wino']})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 32, **SETTINGS['wino']})
   rng = random.Random(3)
   given = [
     {
@@ -517,7 +520,9 @@ def test_shapes_side_by_side(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('sizes', ['data:2', 'data:2,model:2', 'data:4'])
-def test_over_a_mesh(text, wino_run, sizes):
+def test_over_a_mesh(text, wino_run, monkeypatch, sizes):
+  # A part of a larger program cannot have its own options.
+  monkeypatch.setattr(continuous, 'decode_chunk', decode_chunk)
   settings, entries, expected = wino_run
   model, params, tokenizer = text
   mesh = make_mesh(sizes)
@@ -542,7 +547,7 @@ def test_over_a_mesh(text, wino_run, sizes):
 @pytest.mark.slow
 def test_three_thousand_requests_in_one_process(text):
   """Memory, programs and speed after a sixth of them are what they are in the end."""
-  settings = make_settings(CONFIG, {'gen_length': 16, **SETTINGS['wino']})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, **SETTINGS['wino']})
   total, first = 3000, 500
   entries = (
     make_request(record, index, settings, None)

@@ -35,7 +35,7 @@ PROMPTS = ['12+3=', [{'role': 'user', 'content': 'abc'}], [7, 8, 9], 'xyz', '12+
 
 @pytest.fixture
 def generate(text):
-  return functools.partial(archer_jax.generate, *text, gen_length=16)
+  return functools.partial(archer_jax.generate, *text, decoder='wino', gen_length=16)
 
 
 def programs():
@@ -122,7 +122,7 @@ def test_no_recompilation(generate):
     {'temperature': 0.7, 'seed': 3},
     {'threshold': 0.3, 'threshold_back': 0.5, 'max_accept': 4},
     {'refresh': 'always', 'refresh_interval': None},
-    {'refresh': 'archer', 'refresh_interval': None, 'min_margin': 0.1, 'drift_radius': 0.5},
+    {'refresh': 'archer', 'refresh_interval': None, 'min_margin': 0.1, 'refresh_distance': 9},
     {'max_age': 2},
   ):
     settings = {'refresh': 'interval', 'refresh_interval': 5, **changes}
@@ -146,7 +146,7 @@ def stream(settings, records, taken):
 
 
 def test_batches_come_as_they_are_read_and_keep_their_program(text):
-  settings = make_settings(CONFIG, {'gen_length': 16})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16})
   taken, timing = [], Timing()
   records = [[3], None, [4, 5], [6], None, None, [7]]
   batches = decode_requests(setup_of(text, settings), stream(settings, records, taken), batch_size=2, timing=timing)
@@ -165,14 +165,14 @@ def test_batches_come_as_they_are_read_and_keep_their_program(text):
   assert len(timing.programs) == 1
   assert timing.decode_seconds > 0
   # What a row decodes to does not depend on the filler beside it.
-  plain = archer_jax.generate(*text, [[3], [4, 5], [6], [7]], gen_length=16, batch_size=2)
+  plain = archer_jax.generate(*text, [[3], [4, 5], [6], [7]], decoder='wino', gen_length=16, batch_size=2)
   good = [result for result in seen if result.error is None]
   assert [result.token_ids for result in good] == [result.token_ids for result in plain]
 
 
 def test_a_short_input_makes_a_short_batch(text):
   timing = Timing()
-  settings = make_settings(CONFIG, {'gen_length': 16})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16})
   entries = stream(settings, [None, [3], [4]], [])
   batches = list(decode_requests(setup_of(text, settings), entries, batch_size=8, timing=timing))
   # What was refused waits for nothing.
@@ -182,7 +182,7 @@ def test_a_short_input_makes_a_short_batch(text):
 
 def test_the_engine_survives_an_exception(text, generate):
   expected = generate(PROMPTS[:2], batch_size=2)
-  settings = make_settings(CONFIG, {'gen_length': 16})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16})
   calls = []
 
   def fails(params, state, *, cfg):
@@ -203,7 +203,7 @@ def test_weights_that_are_no_numbers(text):
   model, params, tokenizer = text
   broken = jax.tree.map(lambda x: x, params)
   broken['blocks_1']['mlp'] = jax.tree.map(lambda x: x.at[0, 0].set(jnp.nan), params['blocks_1']['mlp'])
-  result, _ = archer_jax.generate(model, broken, tokenizer, ['a', 'b'], gen_length=16)
+  result, _ = archer_jax.generate(model, broken, tokenizer, ['a', 'b'], decoder='wino', gen_length=16)
   assert result.finish_reason == 'error' and result.text == ''
   assert result.error == "the logits of step 0 are not finite; check the checkpoint's weights"
   assert result.record()['error'] == result.error
@@ -218,7 +218,7 @@ def test_traces(generate):
       **dict.fromkeys(
         (
           *('refresh_per_step', 'accept_per_step', 'remask_per_step', 'drift_per_step', 'age_per_step'),
-          *('margin_per_step', 'reason_per_step'),
+          *('margin_per_step', 'reason_per_step', 'distance_per_step'),
         ),
         (result.steps,),
       ),
@@ -226,12 +226,26 @@ def test_traces(generate):
     assert trace['canvas_after_step'][-1].tolist() == result.token_ids
     assert trace['refresh_per_step'].sum() == result.refreshes
     assert trace['accept_per_step'].sum() == result.accepted
-    assert (trace['age_per_step'][0], trace['drift_per_step'][0]) == (-1, 0)
+    assert (trace['age_per_step'][0], trace['drift_per_step'][0], trace['distance_per_step'][0]) == (-1, 0, 0)
+    np.testing.assert_allclose(trace['drift_per_step'] * result.canvas_tokens, trace['distance_per_step'], rtol=1e-6)
+
+
+def test_saber_tells_its_threshold(generate):
+  (result,) = generate(['b'], decoder='saber', min_accept=2, refresh_distance=4, trace=True)
+  trace = result.trace
+  for name in ('threshold_per_step', 'distance_per_step'):
+    assert trace[name].shape == (result.steps,), name
+  # A probability of 1, which nothing is above, before the first commits.
+  assert trace['threshold_per_step'][0] == 1 and np.all(trace['threshold_per_step'][1:] < 1)
+  refreshed = trace['refresh_per_step']
+  np.testing.assert_array_equal(refreshed[1:], trace['distance_per_step'][1:] >= 4)
+  assert 1 < result.refreshes < result.steps and result.remasked > 0
+  assert (trace['accept_per_step'] > trace['remask_per_step']).all()
 
 
 def result_of(token_ids, *, gen_length, prompt=(3,) * 100, end_ids=(1,), status=Status.STOP, **settings):
   """The result of a row whose canvas is given, after 4 steps."""
-  settings = make_settings(CONFIG, {'gen_length': gen_length, **settings})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': gen_length, **settings})
   request = make_request({'prompt_ids': list(prompt)}, 0, settings, None)
   cfg = settings.config(32, dtype='float32', end_ids=end_ids)
   counts = {field.name: np.array([9, 4 + n]) for n, field in enumerate(dataclasses.fields(Counters))}

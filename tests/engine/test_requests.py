@@ -12,7 +12,7 @@ from archer_jax.engine.settings import make_settings
 
 def read(records, settings=None, tokenizer=None):
   lines = [line if isinstance(line, bytes) else json.dumps(line).encode() + b'\n' for line in records]
-  return list(read_requests(lines, settings or make_settings(CONFIG, {'gen_length': 16}), tokenizer))
+  return list(read_requests(lines, settings or make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16}), tokenizer))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_the_three_forms_of_a_prompt(tokenizer):
 
 
 def test_chat_makes_a_turn_of_a_text(tokenizer):
-  settings = make_settings(CONFIG, {'gen_length': 16, 'chat': True})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, 'chat': True})
   (request,) = read([{'prompt': 'hi'}], settings, tokenizer)
   assert tokenizer.hf.decode(request.prompt_ids) == 'user: hi<|eos|>assistant: '
 
@@ -87,7 +87,15 @@ BAD = {
   'a negative answer': ({'prompt': 'a', 'gen_length': -4}, 'gen_length must be an integer in .*, got -4'),
   'threshold': ({'prompt': 'a', 'threshold': 1.5}, r'threshold must be a number in \[0, 1\], got 1.5'),
   'a text for a number': ({'prompt': 'a', 'threshold': '0.5'}, r"threshold must be a number in \[0, 1\], got '0.5'"),
-  'drift_radius': ({'prompt': 'a', 'drift_radius': -1}, r'drift_radius must be a number in \[0, 1\], got -1'),
+  'refresh_distance': (
+    {'prompt': 'a', 'refresh_distance': -1},
+    r'refresh_distance must be an integer in \[0, 2147483647\], got -1',
+  ),
+  'part of a distance': (
+    {'prompt': 'a', 'refresh_distance': 0.25},
+    r'refresh_distance must be an integer in .*, got 0.25',
+  ),
+  'drift_radius': ({'prompt': 'a', 'drift_radius': 0.5}, 'drift_radius must not be given with drift token'),
   'a knob of another decoder': ({'prompt': 'a', 'steps': 4}, 'steps must not be given with decoder wino'),
   'a knob of another rule': ({'prompt': 'a', 'refresh_interval': 2}, 'refresh_interval must not be given with refresh'),
   'a static switch': ({'prompt': 'a', 'shadow': 'self'}, 'shadow is no field of a record'),
@@ -154,7 +162,7 @@ def test_lines_are_read_as_they_are_asked_for():
       taken.append(index)
       yield json.dumps({'prompt_ids': [3 + index]}).encode()
 
-  requests = read_requests(lines(), make_settings(CONFIG, {'gen_length': 16}), None)
+  requests = read_requests(lines(), make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16}), None)
   assert taken == []
   assert [next(requests).index for _ in range(2)] == [0, 1]
   assert taken == [0, 1]

@@ -14,22 +14,24 @@ DREAM = ModelConfig(**{**vars(CONFIG), 'family': 'dream', 'logit_alignment': 'sh
 
 
 def test_built_in_defaults():
-  settings = make_settings(CONFIG, {})
+  settings = make_settings(CONFIG, {'decoder': 'wino'})
   assert (settings.decoder, settings.refresh, settings.block_length, settings.seed) == ('wino', 'archer', 64, 0)
   row = settings.row({})
   assert row['gen_length'] == row['steps'] == 128
   assert (row['threshold'], row['threshold_back'], row['max_accept'], row['temperature']) == (0.6, 0.9, 20, 0)
-  assert (row['drift_radius'], row['min_margin'], row['max_age'], row['refresh_interval']) == (0.25, 0, 0, 0)
+  default = specs.load('decoders', 'wino').spec.refresh_distance
+  assert row['refresh_distance'] == default > 1
+  assert (row['drift_radius'], row['min_margin'], row['max_age'], row['refresh_interval']) == (0, 0, 0, 0)
   assert settings.switches['early_stop'] is True
   assert settings.switches['drift'] == 'token'
   assert make_settings(DREAM, {}).decoder == 'dream'
   assert make_settings(DREAM, {}).block_length is None
-  assert make_settings(CONFIG, {'gen_length': 20}).block_length == 20
+  assert make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 20}).block_length == 20
 
 
 def test_given_beats_recommended_beats_default():
   recommended = {'gen_length': 16, 'block_length': 8, 'threshold': 0.7, 'shadow': 'self', 'prompt': 'x', 'note': 1}
-  settings = make_settings(CONFIG, {'threshold': 0.5}, recommended=recommended)
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'threshold': 0.5}, recommended=recommended)
   row = settings.row({})
   assert (row['gen_length'], row['threshold'], row['threshold_back']) == (16, 0.5, 0.9)
   assert (settings.block_length, settings.switches['shadow']) == (8, 'self')
@@ -54,13 +56,16 @@ def test_recommendations_for_another_choice_are_left_out():
     ('once', {'refresh_at_block_start': True, 'max_age': 4}, {'refresh_at_block_start': 1, 'max_age': 4}),
     ('interval', {'refresh_interval': 4}, {'refresh_interval': 4}),
     ('interval', {'refresh_interval': 0}, {}),
-    ('archer', {}, {'drift_radius': 0.25}),
-    ('archer', {'drift_radius': 0, 'min_margin': 0.1}, {'min_margin': 0.1}),
+    ('archer', {'refresh_distance': 9}, {'refresh_distance': 9}),
+    # K of 0 is the rule `once`.
+    ('archer', {'refresh_distance': 0}, {}),
+    ('archer', {'refresh_distance': 0, 'min_margin': 0.1}, {'min_margin': 0.1}),
+    ('archer', {'drift': 'embedding', 'drift_radius': 0.3}, {'drift_radius': 0.3}),
   ],
 )
 def test_named_rules_as_clauses(refresh, given, clauses):
-  row = make_settings(CONFIG, {'refresh': refresh, **given}).row({})
-  names = ('refresh_interval', 'refresh_at_block_start', 'drift_radius', 'min_margin', 'max_age')
+  row = make_settings(CONFIG, {'decoder': 'wino', 'refresh': refresh, **given}).row({})
+  names = ('refresh_interval', 'refresh_at_block_start', 'refresh_distance', 'drift_radius', 'min_margin', 'max_age')
   assert {name: row[name] for name in names if row[name]} == clauses
 
 
@@ -71,17 +76,19 @@ _VALUES = {
   'min_margin': 0.5, 'max_age': 3, 'gen_length': 64, 'block_length': 16, 'mask_prediction': 'official',
   'shadow': 'self', 'remasking': 'random', 'alg': 'origin', 'logits_eos_inf': True, 'confidence_eos_eot_inf': True,
   'early_stop': False, 'drift': 'token', 'seed': 1, 'chat': True, 'kappa': 2.0, 'quantile': 0.9, 'anchors': 2,
-  'on_low_margin': 'same_step',
+  'on_low_margin': 'same_step', 'refresh_distance': 5, 'min_accept': 3, 'eos_penalty': 1.0,
 }  # fmt: skip
-_WINO, _LLADA, _DREAM = {'wino'}, {'llada'}, {'dream'}
+_WINO, _LLADA, _DREAM, _SABER, _SHIFTED = {'wino'}, {'llada'}, {'dream'}, {'saber'}, {'saber shifted'}
 _DECODERS = {
-  'steps': _LLADA | _DREAM, 'threshold': _WINO, 'threshold_back': _WINO, 'max_accept': _WINO, 'top_p': _DREAM,
-  'top_k': _DREAM, 'cfg_scale': _LLADA, 'alg_temp': _DREAM, 'block_length': _WINO | _LLADA, 'shadow': _WINO,
+  'min_accept': _SABER, 'eos_penalty': _SHIFTED, 'steps': _LLADA | _DREAM | _SHIFTED, 'threshold': _WINO,
+  'threshold_back': _WINO, 'max_accept': _WINO, 'top_p': _DREAM,
+  'top_k': _DREAM, 'cfg_scale': _LLADA, 'alg_temp': _DREAM, 'block_length': _WINO | _LLADA | _SABER, 'shadow': _WINO,
   'remasking': _LLADA, 'alg': _DREAM, 'logits_eos_inf': _WINO | _LLADA, 'confidence_eos_eot_inf': _WINO | _LLADA,
 }  # fmt: skip
 _BY_DRIFT, _ALL_BUT_ALWAYS = {'archer', 'certified'}, {'archer', 'once', 'interval', 'certified'}
 _RULES = {
-  'refresh_interval': {'interval'}, 'drift': _BY_DRIFT, 'drift_radius': _BY_DRIFT, 'anchors': _BY_DRIFT,
+  'refresh_interval': {'interval'}, 'drift': _BY_DRIFT, 'drift_radius': _BY_DRIFT, 'refresh_distance': _BY_DRIFT,
+  'anchors': _BY_DRIFT,
   'on_low_margin': _BY_DRIFT, 'min_margin': {'archer'}, 'kappa': {'certified'}, 'quantile': {'certified'},
   'refresh_at_block_start': _ALL_BUT_ALWAYS, 'max_age': _ALL_BUT_ALWAYS,
 }  # fmt: skip
@@ -93,9 +100,13 @@ def test_every_setting_is_in_the_table_of_this_test():
 
 @pytest.mark.parametrize('name', _VALUES)
 def test_what_nothing_reads_is_refused(name):
-  for model, decoder in ((CONFIG, 'wino'), (CONFIG, 'llada'), (DREAM, 'dream')):
+  kinds = ((CONFIG, 'wino'), (CONFIG, 'llada'), (DREAM, 'dream'), (CONFIG, 'saber'), (DREAM, 'saber shifted'))
+  for model, decoder in kinds:
     for refresh in ('archer', 'always', 'once', 'interval', 'certified'):
-      given = {'decoder': decoder, 'refresh': refresh, name: _VALUES[name]}
+      given = {'decoder': decoder.split()[0], 'refresh': refresh, name: _VALUES[name]}
+      if name == 'drift_radius' and refresh in _BY_DRIFT:
+        # Of this drift alone.
+        given['drift'] = 'embedding'
       if refresh == 'interval':
         given.setdefault('refresh_interval', 2)
       reads = decoder in _DECODERS.get(name, {decoder}) and refresh in _RULES.get(name, {refresh})
@@ -125,7 +136,7 @@ def test_orders_without_a_score_refuse_what_would_change_it():
   ('given', 'message'),
   [
     ({'decoder': 'nucleus'}, 'decoder must be one of dream, llada, .*wino, got'),
-    ({'decoder': 'dream'}, 'decoder must be llada or .*wino for a model with same_position logits'),
+    ({'decoder': 'dream'}, 'decoder must be llada, saber or wino for a model with same_position logits'),
     ({'reuse': 'nothing'}, 'reuse must be one of .*prompt.*, got'),
     ({'refresh': 'never'}, 'refresh must be one of archer, always, once, interval'),
     ({'refresh': 'interval'}, 'refresh_interval must be given'),
@@ -135,6 +146,24 @@ def test_orders_without_a_score_refuse_what_would_change_it():
     ({'anchors': 0}, 'anchors must be an integer at least 1, got 0'),
     ({'anchors': 1.5}, 'anchors must be an integer at least 1, got 1.5'),
     ({'on_low_margin': 'never'}, 'on_low_margin must be one of next_step, same_step'),
+    ({'refresh_distance': -1}, r'refresh_distance must be an integer in \[0, 2147483647\], got -1'),
+    ({'refresh_distance': 2.5}, r'refresh_distance must be an integer in \[0, 2147483647\], got 2.5'),
+    (
+      {'drift_radius': 0.2},
+      'drift_radius must not be given with drift token, whose distance is a count: give refresh_d',
+    ),
+    (
+      {'drift': 'hidden', 'drift_radius': 0.2, 'refresh_distance': 3},
+      'refresh_distance must not be given with drift hidden: it counts changed tokens; give drift_radius',
+    ),
+    ({'drift': 'embedding'}, 'drift_radius must be given with refresh archer and drift embedding'),
+    ({'decoder': 'saber', 'min_accept': 0}, r'min_accept must be an integer in \[1, 2147483647\], got 0'),
+    ({'decoder': 'saber', 'min_accept': 1.5}, r'min_accept must be an integer in \[1, 2147483647\], got 1.5'),
+    ({'decoder': 'saber', 'cfg_scale': 1.0}, 'cfg_scale must not be given with decoder saber: it belongs to llada'),
+    (
+      {'decoder': 'saber', 'eos_penalty': 1.0},
+      'eos_penalty must not be given with decoder saber on a model with same_position logits, where its rule does not',
+    ),
     ({'drift_radius': 1.5}, r'drift_radius must be a number in \[0, 1\], got 1.5'),
     ({'drift_radius': -0.1}, r'drift_radius must be a number in \[0, 1\], got -0.1'),
     ({'threshold': 2}, r'threshold must be a number in \[0, 1\], got 2'),
@@ -156,14 +185,14 @@ def test_wrong_settings(given, message):
 
 
 def test_certified_waits_for_its_kappa():
-  settings = make_settings(CONFIG, {'refresh': 'certified'})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'refresh': 'certified'})
   assert not settings.is_calibrated
   with pytest.raises(ValueError, match='kappa must be given with refresh certified, or calibrated'):
     settings.row({})
   assert settings.row({'kappa': 2.0})['kappa'] == settings.with_calibration(2.0, 0.3).row({})['kappa'] == 2.0
-  given = make_settings(CONFIG, {'refresh': 'certified', 'kappa': 3})
+  given = make_settings(CONFIG, {'decoder': 'wino', 'refresh': 'certified', 'kappa': 3})
   assert given.is_calibrated and given.row({})['kappa'] == 3.0
-  pooled = make_settings(CONFIG, {'anchors': 3, 'on_low_margin': 'same_step'}).config(16)
+  pooled = make_settings(CONFIG, {'decoder': 'wino', 'anchors': 3, 'on_low_margin': 'same_step'}).config(16)
   assert (pooled.anchors, pooled.on_low_margin) == (3, 'same_step')
 
 
@@ -173,11 +202,11 @@ def test_an_unknown_setting():
 
 
 def test_rows_check_their_own_lengths():
-  settings = make_settings(CONFIG, {'block_length': 32})
+  settings = make_settings(CONFIG, {'decoder': 'wino', 'block_length': 32})
   with pytest.raises(ValueError, match='block_length must be at most gen_length, got 32 and gen_length=16'):
     settings.row({'gen_length': 16})
   # The default block length adapts.
-  assert make_settings(CONFIG, {}).row({'gen_length': 16})['steps'] == 16
+  assert make_settings(CONFIG, {'decoder': 'wino'}).row({'gen_length': 16})['steps'] == 16
   # One step a block is enough (and fewer are not).
   llada = make_settings(CONFIG, {'decoder': 'llada', 'gen_length': 64, 'block_length': 16, 'steps': 4})
   with pytest.raises(ValueError, match='steps must be at least the number of blocks, 4'):
@@ -186,7 +215,7 @@ def test_rows_check_their_own_lengths():
 
 def test_switches_are_fields_of_the_config():
   assert set(specs.switches()) <= set(DecodeConfig.__dataclass_fields__)
-  cfg = make_settings(CONFIG, {'logits_eos_inf': True, 'early_stop': False}).config(32)
+  cfg = make_settings(CONFIG, {'decoder': 'wino', 'logits_eos_inf': True, 'early_stop': False}).config(32)
   found = (cfg.logits_eos_inf, cfg.confidence_eos_eot_inf, cfg.early_stop, cfg.block_length)
   assert found == (True, False, False, 32)
 

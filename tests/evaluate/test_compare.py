@@ -20,7 +20,7 @@ from archer_jax.tasks.sources import Source
 
 SETTINGS = {
   'always': {'refresh': 'always'},
-  'archer': {'refresh': 'archer', 'drift_radius': 0.2},
+  'archer': {'refresh': 'archer', 'refresh_distance': 4},
   'llada': {'decoder': 'llada', 'refresh': 'once', 'steps': 8},
 }
 PROMPTS = ['12+3=', 'abc', 'xyz 7', '12+3=', 'q']
@@ -32,7 +32,9 @@ def source_of(is_solved=lambda problem, text: text == problem.answer):
 
 def plan_of(tokenizer, *, prompts=PROMPTS, batch_size=2, settings=SETTINGS, source=None):
   problems = [Problem(prompt=prompt, answer='15') for prompt in prompts]
-  settings = {label: make_settings(CONFIG, {'gen_length': 16, **given}) for label, given in settings.items()}
+  settings = {
+    label: make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, **given}) for label, given in settings.items()
+  }
   return plan(source or source_of(), problems, settings, tokenizer, batch_size)
 
 
@@ -41,7 +43,8 @@ def test_results_are_those_of_generate(text, name):
   model, params, tokenizer = text
   plan = plan_of(tokenizer)
   results = [r for trials in play(plan, params, tokenizer, timing=Timing()) for r in trials[name].results]
-  expected = archer_jax.generate(model, params, tokenizer, PROMPTS, gen_length=16, batch_size=3, **SETTINGS[name])
+  given = {'decoder': 'wino', 'gen_length': 16, **SETTINGS[name]}
+  expected = archer_jax.generate(model, params, tokenizer, PROMPTS, batch_size=3, **given)
   assert [dataclasses.asdict(r) for r in results] == [dataclasses.asdict(r) for r in expected]
   assert len({r.seed for r in results}) == len(PROMPTS)
 

@@ -87,11 +87,11 @@ def test_every_way_to_ask_for_help(main):
 
 def test_records(main, monkeypatch):
   monkeypatch.setattr(runtime, 'facts', lambda: {'jax': '1.2.3'})
-  code, out, err = main(*SUMS, '--compare=always,archer:0.2,llada:8', '--json=figures.json', '--seed=3')
+  code, out, err = main(*SUMS, '--compare=always,archer:4,llada:8', '--json=figures.json', '--seed=3')
   assert code == 0
   records = json.loads(Path('figures.json').read_text())
   assert [(record['task'], record['setting']) for record in records] == [
-    ('jsonl:sums.jsonl', setting) for setting in ('always', 'archer:0.2', 'llada:8')
+    ('jsonl:sums.jsonl', setting) for setting in ('always', 'archer:4', 'llada:8')
   ]
   for record in records:
     assert set(record) == FIELDS | MORE_FIELDS
@@ -99,10 +99,10 @@ def test_records(main, monkeypatch):
     assert record['n'] == 5 and 0 <= record['ci_low'] <= record['pass_at_1'] <= record['ci_high'] <= 1
     assert record['settings']['seed'] == 3 and record['settings']['gen_length'] == record['gen_length'] == 16
     assert record['run']['dtype'] == 'float32' and record['run']['jax'] == '1.2.3'
-  assert records[1]['settings']['drift_radius'] == 0.2 and records[2]['settings']['steps'] == 8
+  assert records[1]['settings']['refresh_distance'] == 4 and records[2]['settings']['steps'] == 8
   assert records[2]['steps'] == 8
   # Nothing but the table goes to stdout, and it fits.
-  assert 'jsonl:sums.jsonl: 5 problems' in out and 'archer:0.2' in out and 'as fast as always' in ' '.join(out.split())
+  assert 'jsonl:sums.jsonl: 5 problems' in out and 'archer:4' in out and 'as fast as always' in ' '.join(out.split())
   assert max(map(len, out.splitlines())) <= 100
   assert 'answer/s' in err and os.listdir() == ['sums.jsonl', 'figures.json']
 
@@ -118,7 +118,7 @@ def test_a_generated_task_with_settings_for_all(main):
 
 
 def test_certified_takes_the_kappa_that_was_calibrated(main, monkeypatch, text_path):
-  entry = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'drift_radius': 0.3}
+  entry = {'dtype': 'float32', 'decoder': 'wino', 'drift': 'token', 'refresh_distance': 5}
   entry |= {'kappa': {'0.9': 2.5, '0.99': 4.0}}
   path = Path('refresh.json')
   calibration.write_calibration(path, read_manifest(text_path), entry)
@@ -127,12 +127,12 @@ def test_certified_takes_the_kappa_that_was_calibrated(main, monkeypatch, text_p
   code, _, _ = main(*SUMS, *flags)
   assert code == 0
   settings = [record['settings'] for record in json.loads(Path('figures.json').read_text())]
-  assert [(each['kappa'], each['drift_radius']) for each in settings] == [(0.0, 0.0), (4.0, 0.3), (2.5, 0.3)]
+  assert [(each['kappa'], each['refresh_distance']) for each in settings] == [(0.0, 0), (4.0, 5), (2.5, 5)]
 
 
 def test_the_figure(main):
   pytest.importorskip('matplotlib')
-  assert main(*SUMS, '--compare=always,archer:0.2', '--figure=figure.svg')[0] == 0
+  assert main(*SUMS, '--compare=always,archer:4', '--figure=figure.svg')[0] == 0
   content = Path('figure.svg').read_text()
   assert content.startswith('<?xml') and len(content) > 5000
   assert main(*SUMS, '--compare=archer,llada:8', '--figure=speed.png')[0] == 0

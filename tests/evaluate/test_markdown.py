@@ -14,10 +14,10 @@ FIGURES = ROOT / 'docs' / 'figures'
 @pytest.mark.parametrize(
   ('page', 'file', 'settings'),
   [
-    ('README.md', 'frontier.json', ['always', 'archer:0.25', 'once', 'interval:4']),
-    ('docs/defaults.md', 'frontier.json', None),
-    ('docs/defaults.md', 'frontier-long.json', None),
-    ('docs/defaults.md', 'frontier-age.json', None),
+    ('README.md', 'saber.json', ['always', 'archer:4', 'archer:8', 'once']),
+    ('docs/defaults.md', 'saber.json', None),
+    ('docs/defaults.md', 'wino.json', None),
+    ('docs/defaults.md', 'wino-long.json', None),
   ],
 )
 def test_a_page_shows_the_table_of_its_figures(page, file, settings):
@@ -25,7 +25,7 @@ def test_a_page_shows_the_table_of_its_figures(page, file, settings):
 
 
 def test_mistakes_are_one_sentence(tmp_path):
-  records = TOOL['read_records'](FIGURES / 'frontier.json')
+  records = TOOL['read_records'](FIGURES / 'saber.json')
   with pytest.raises(ValueError, match=r'settings must be among always, .*, got never'):
     TOOL['markdown'](records, ['never'])
   for content in ('', '{"points": 1}', '{}', '[{"task": "sort"}]'):

@@ -6,6 +6,7 @@ import sys
 import pytest
 from text_model import CONFIG
 
+from archer_jax import specs
 from archer_jax.engine.settings import CHOICES
 from archer_jax.evaluate.setting import NUMBERS
 from archer_jax.evaluate.setting import complete
@@ -19,16 +20,17 @@ def given(text):
 
 
 def test_the_grammar():
-  assert given('always, archer:0.5,once,interval:4') == {
+  assert given('always, archer:8,once,interval:4') == {
     'always': {'refresh': 'always'},
-    'archer:0.5': {'refresh': 'archer', 'drift_radius': 0.5},
+    'archer:8': {'refresh': 'archer', 'refresh_distance': 8},
     'once': {'refresh': 'once'},
     'interval:4': {'refresh': 'interval', 'refresh_interval': 4},
   }
-  assert given('wino:0.9,llada:32,dream:32') == {
+  assert given('wino:0.9,llada:32,dream:32,saber:3') == {
     'wino:0.9': {'decoder': 'wino', 'threshold': 0.9},
     'llada:32': {'decoder': 'llada', 'steps': 32},
     'dream:32': {'decoder': 'dream', 'steps': 32},
+    'saber:3': {'decoder': 'saber', 'min_accept': 3},
   }
   label = 'archer+decoder=llada+early_stop=false+block_length=8+refresh_at_block_start=true+remasking=random'
   assert given(label)[label] == {
@@ -66,6 +68,13 @@ def test_every_rule_and_decoder_is_a_name():
     ('archer+early_stop=1', "early_stop must be true or false, got '1'"),
     ('interval:', "refresh_interval must be an integer in \\[0, 2147483647\\], got ''"),
     ('interval:2.5', 'refresh_interval must be an integer'),
+    ('archer:0.25', ": archer:0.25: refresh_distance must be a count of positions, such as archer:8, got '0.25'$"),
+    ('archer:-1', ": archer:-1: refresh_distance must be a count of positions, such as archer:8, got '-1'$"),
+    ('archer:', ": archer:: refresh_distance must be a count of positions, such as archer:8, got ''$"),
+    ('archer:0.5+drift=hidden', 'refresh_distance must be a count of positions'),
+    ('archer+refresh_distance=0.25', r"refresh_distance must be an integer in \[0, 2147483647\], got '0.25'"),
+    ('saber:0', r'saber:0: min_accept must be an integer in \[1, 2147483647\], got 0'),
+    ('saber:1.5', "saber:1.5: min_accept must be an integer in .*, got '1.5'"),
     ('archer+seed=1', 'seed in .* must be the same for all settings; give --seed'),
     ('archer+chat=true', 'chat in .* must be the same for all settings'),
     ('wino:0.9+threshold=0.8', "threshold in 'wino:0.9\\+threshold=0.8' is given twice"),
@@ -84,7 +93,7 @@ def completed(text, base=(), recommended=()):
 def test_precedence():
   recommended = {'threshold': 0.7, 'threshold_back': 0.8, 'gen_length': 48, 'shadow': 'self'}
   base = {'threshold_back': 0.85, 'gen_length': 32, 'refresh': 'once'}
-  plain, own, llada = completed('wino,archer+threshold_back=0.95,llada:16', base, recommended)
+  plain, own, llada = completed('wino,archer+decoder=wino+threshold_back=0.95,llada:16', base, recommended)
   assert [s.knobs['threshold'] for s in (plain, own)] == [0.7, 0.7]
   assert [s.knobs['threshold_back'] for s in (plain, own)] == [0.85, 0.95]
   assert [s.knobs['gen_length'] for s in (plain, own, llada)] == [32] * 3
@@ -92,25 +101,45 @@ def test_precedence():
   assert [s.decoder for s in (plain, own, llada)] == ['wino', 'wino', 'llada']
   assert llada.knobs['steps'] == 16 and plain.switches['shadow'] == 'self'
   # A setting that says less takes the defaults.
-  assert completed('archer')[0].knobs['drift_radius'] == 0.25
+  archer, hidden = completed('archer,archer+drift=hidden+drift_radius=0.2')
+  assert (archer.knobs['refresh_distance'], archer.knobs['drift_radius']) == (
+    specs.load('decoders', 'wino').spec.refresh_distance,
+    0,
+  )
+  assert (hidden.knobs['refresh_distance'], hidden.knobs['drift_radius']) == (0, 0.2)
 
 
 def test_the_base_is_for_the_settings_that_read_it():
-  always, archer, llada = completed('always,archer,llada', {'drift_radius': 0.5, 'threshold': 0.9})
-  assert archer.knobs['drift_radius'] == 0.5 and always.knobs['refresh_interval'] == 1
+  always, archer, llada = completed(
+    'always+decoder=wino,archer+decoder=wino,llada', {'refresh_distance': 5, 'threshold': 0.9}
+  )
+  assert archer.knobs['refresh_distance'] == 5 and always.knobs['refresh_interval'] == 1
   assert archer.knobs['threshold'] == 0.9 and llada.decoder == 'llada'
 
 
 @pytest.mark.parametrize(
   ('text', 'base', 'message'),
   [
-    ('always,once', {'drift_radius': 0.5}, '^drift_radius must not be given with refresh always: it belongs to archer'),
+    ('always,once', {'refresh_distance': 5}, '^refresh_distance must not be given with refresh always: it belongs to'),
+    ('archer', {'drift_radius': 0.5}, '^drift_radius must not be given with drift token, whose distance is a count'),
+    (
+      'archer:4+drift=hidden',
+      {},
+      'archer:4.drift=hidden: refresh_distance must not be given with drift hidden: it counts',
+    ),
+    ('archer+drift=hidden', {}, 'drift=hidden: drift_radius must be given with refresh archer and drift hidden'),
+    ('saber+cfg_scale=1', {}, 'cfg_scale must not be given with decoder saber: it belongs to llada'),
+    (
+      'saber+eos_penalty=1',
+      {},
+      'eos_penalty must not be given with decoder saber on a model with same_position logits',
+    ),
     ('wino', {'steps': 4}, '^steps must not be given with decoder wino'),
     ('wino:0.9,wino:0.8', {'threshold': 0.7}, '^threshold must not be given: every setting of compare has its own'),
     ('always,once', {'refresh': 'archer'}, '^refresh must not be given: every setting of compare has its own'),
-    ('always+drift_radius=0.5', {}, r'^compare: always\+drift_radius=0.5: drift_radius must not be given with refresh'),
+    ('always+refresh_distance=5', {}, r'^compare: always\+refresh_distance=5: refresh_distance must not be given with'),
     ('always,interval', {}, '^compare: interval: refresh_interval must be given with refresh interval'),
-    ('dream', {}, '^compare: dream: decoder must be llada or .*wino for a model with same_position logits'),
+    ('dream', {}, '^compare: dream: decoder must be llada.* or wino for a model with same_position logits'),
     ('always', {'block_length': 64, 'gen_length': 32}, 'block_length must be at most gen_length, got 64'),
     ('llada:2', {'block_length': 8, 'gen_length': 32}, 'steps must be at least the number of blocks, 4'),
   ],

@@ -105,7 +105,7 @@ def test_the_loop_counts_what_its_trace_shows(text):
     gen_length=np.array([32, 20, 32, 0]),
     threshold=np.float32(0.3),
     refresh_interval=np.array([1, 0, 3, 0]),
-    drift_radius=np.array([0, 0.2, 0, 0], np.float32),
+    refresh_distance=np.array([0, 5, 0, 0]),
     min_margin=np.array([0, 0, 0.1, 0], np.float32),
   )
   state = init_state(tokens, np.ones_like(tokens, bool), knobs, np.arange(4, dtype=np.uint32), cfg=cfg)

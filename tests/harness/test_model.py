@@ -67,7 +67,7 @@ def test_the_harness_knows_it(path):
     ({'chat': True}, 'chat is no argument of the model archer; --apply_chat_template'),
     ({'threshold': 2}, r'threshold must be a number in \[0, 1\], got 2'),
     ({'steps': 4}, 'steps must not be given with decoder wino'),
-    ({'decoder': 'dream'}, 'decoder must be wino or llada'),
+    ({'decoder': 'dream'}, 'decoder must be llada, saber or wino'),
     ({'mc_num': 0}, 'mc_num must be a positive integer, got 0'),
     ({'mc_num': True}, 'mc_num must be a positive integer, got True'),
     ({'check_greedy': 'yes'}, "check_greedy must be true or false, got 'yes'"),
@@ -88,7 +88,7 @@ def test_a_flag_is_no_model_argument():
 
 def test_answers_are_those_of_generate(lm, loaded):
   found = quiet(lm.generate_until, ask(CONTEXTS))
-  expected = archer_jax.generate(*loaded, CONTEXTS, gen_length=16, batch_size=1)
+  expected = archer_jax.generate(*loaded, CONTEXTS, decoder='wino', gen_length=16, batch_size=1)
   assert found == [result.text for result in expected]
   # In another order and company. That of no prompt at all is decoded too.
   assert quiet(lm.generate_until, ask([*CONTEXTS[::-1], '']))[:3] == found[::-1]

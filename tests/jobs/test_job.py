@@ -85,10 +85,10 @@ def decoded(monkeypatch):
   """A list that is told the indices of the records that are decoded."""
   seen, decode_requests = [], job_module.decode_requests
 
-  def noted(params, tokenizer, settings, entries, **others):
+  def noted(setup, entries, **others):
     entries = list(entries)
     seen.extend(entry.index for entry in entries)
-    return decode_requests(params, tokenizer, settings, iter(entries), **others)
+    return decode_requests(setup, iter(entries), **others)
 
   monkeypatch.setattr(job_module, 'decode_requests', noted)
   return seen
@@ -127,6 +127,23 @@ def test_a_job_that_is_killed_goes_on(job, undisturbed, tmp_path, monkeypatch):
   assert not list((tmp_path / 'job').glob(SEGMENTS))
   # The bar begins where the run before has ended.
   assert f'{len(lines) - 1}/14' in err
+
+
+def test_a_killed_job_of_a_decoder_that_takes_tokens_back_in_every_step_goes_on(job, tmp_path, monkeypatch):
+  flags = ('--decoder=saber', '--min_accept=2', '--refresh_distance=4')
+  assert job(*flags, output='alone.jsonl')[0] == 1
+  with monkeypatch.context() as patch:
+    stop_after(patch, 5, interrupt)
+    assert job(*flags)[0] == 130
+  seen = decoded(monkeypatch)
+  assert job('--resume', *flags)[0] == 1
+  assert 0 < len(seen) < 10
+  alone = (tmp_path / 'alone.jsonl').read_bytes()
+  assert (tmp_path / 'job' / PART).read_bytes() == alone
+  assert any(json.loads(line).get('remasked') for line in alone.splitlines())
+  # Another number is another job.
+  code, _, err = job('--resume', *flags[:-1], '--refresh_distance=5')
+  assert code == 1 and 'refresh_distance' in err
 
 
 def test_a_job_that_is_complete_stays(job, undisturbed, tmp_path, monkeypatch):

@@ -104,7 +104,9 @@ def test_folders_of_traces_and_reports(tmp_path, field, kind, file):
 )
 def test_trace_files(tmp_path, id, file, inside):
   given = result(id, 5)
-  output.write_trace(tmp_path, file_stem(id, 5), output.trace_arrays(given, make_settings(CONFIG, {}), None))
+  output.write_trace(
+    tmp_path, file_stem(id, 5), output.trace_arrays(given, make_settings(CONFIG, {'decoder': 'wino'}), None)
+  )
   assert os.listdir(tmp_path) == [file]
   with np.load(tmp_path / file, allow_pickle=False) as arrays:
     assert arrays['id'].item() == inside
@@ -115,8 +117,8 @@ def test_what_a_trace_says_of_itself(text):
   _, _, tokenizer = text
   letters = tokenizer.encode('ba')
   steps = np.array([[CONFIG.mask_id, letters[0]], [letters[1], letters[0]]], np.int32)
-  given = result(0, trace={'canvas_after_step': steps}, prompt_ids=letters, knobs={'drift_radius': 0.5})
-  run = make_settings(CONFIG, {'refresh': 'archer'})
+  given = result(0, trace={'canvas_after_step': steps}, prompt_ids=letters, knobs={'refresh_distance': 5})
+  run = make_settings(CONFIG, {'decoder': 'wino', 'refresh': 'archer'})
   arrays = output.trace_arrays(given, run, tokenizer)
   ids = sorted({CONFIG.mask_id, *letters})
   assert arrays['token_ids'].tolist() == ids and arrays['mask_id'] == CONFIG.mask_id
@@ -124,10 +126,10 @@ def test_what_a_trace_says_of_itself(text):
   assert arrays['prompt_ids'].tolist() == letters
   settings = json.loads(arrays['settings'].item())
   # The request's own, over the run's.
-  assert (settings['refresh'], settings['drift_radius']) == ('archer', 0.5)
+  assert (settings['refresh'], settings['refresh_distance']) == ('archer', 5)
   assert tuple(arrays['reason_names'].tolist()) == run.reason_names
   assert arrays['reason_names'][0] == 'first'
-  assert 'token_texts' not in output.trace_arrays(given, make_settings(CONFIG, {}), None)
+  assert 'token_texts' not in output.trace_arrays(given, make_settings(CONFIG, {'decoder': 'wino'}), None)
 
 
 def test_names_of_traces():

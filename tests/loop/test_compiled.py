@@ -25,11 +25,12 @@ from archer_jax.types import Knobs
 
 BATCH = 4
 DECODERS = ('wino', 'llada', 'dream')
+WITH_SABER = (*DECODERS, 'saber', 'saber shifted')
 
 
 @pytest.fixture
 def golden(request, decoder):
-  return request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  return programs.golden_of(request, decoder)
 
 
 def abstract_state(cfg, batch=BATCH, length=programs.PROMPT_LENGTH):
@@ -53,6 +54,9 @@ def abstract_state(cfg, batch=BATCH, length=programs.PROMPT_LENGTH):
     ('wino', {'drift': 'hidden', 'anchors': 3, 'on_low_margin': 'same_step'}),
     ('llada', {'drift': 'embedding', 'anchors': 2, 'on_low_margin': 'same_step', 'guidance': True}),
     ('dream', {'drift': 'hidden', 'anchors': 2}),
+    ('saber', {}),
+    ('saber', {'drift': 'hidden', 'anchors': 2, 'on_low_margin': 'same_step', 'mask_prediction': 'official'}),
+    ('saber shifted', {}),
   ],
 )
 def test_types_of_the_state_are_a_fixed_point(golden, decoder, changes, dtype):
@@ -66,7 +70,7 @@ def test_types_of_the_state_are_a_fixed_point(golden, decoder, changes, dtype):
 
 
 def full_state(cfg, seed=1, **knobs):
-  clauses = {'refresh_interval': np.array([1, 0, 4, 0]), 'drift_radius': np.array([0, 0, 0, 0.25])}
+  clauses = {'refresh_interval': np.array([1, 0, 4, 0]), 'refresh_distance': np.array([0, 0, 0, 7])}
   state = programs.start(programs.prompts(seed, (3, 17, 0, 64)), cfg, **(clauses | knobs))
   return programs.prefill(state, {5: 40, 11: 200})
 
@@ -82,7 +86,7 @@ def test_knobs_and_seeds_compile_nothing(llada_tiny):
     {'temperature': 0.8, 'seeds': [5, 6, 7, 8]},
     {'temperature': np.array([0, 1, 0, 2]), 'gen_length': np.array([24, 3, 9, 0])},
     {'refresh_interval': 0, 'max_age': 3, 'min_margin': 0.1, 'refresh_at_block_start': 1},
-    {'drift_radius': jnp.array([0.1, 0.2, 0.3, 1.0])},
+    {'refresh_distance': jnp.array([1, 4, 8, 24])},
     {'kappa': jnp.array([0.0, 1.0, 3.0, 1e6])},
   )
   with mock.patch.object(decode_module, 'decode_step', step):
@@ -112,11 +116,11 @@ def test_donated_buffers_are_used(llada_tiny):
   np.testing.assert_array_equal(result.canvas, again.canvas)
 
 
-def compiled_text(golden, decoder, **changes):
+def compiled_text(golden, decoder, full=False, **changes):
   cfg = programs.config(golden, decoder, **changes)
   lowered = decode.lower(golden.params, full_state(cfg), cfg=cfg)
-  # As users compile it for one decoder; where copies go is decided before what the quick options leave out.
-  return cfg, lowered.compile(programs.FULL if decoder == 'wino' else programs.QUICK).as_text()
+  # Where copies go is decided before what the quick options leave out; one program is compiled as users do.
+  return cfg, lowered.compile(programs.FULL if full else programs.QUICK).as_text()
 
 
 def copies_of_keys(cfg, text):
@@ -133,10 +137,10 @@ def copies_of_keys(cfg, text):
   return found
 
 
-@pytest.mark.parametrize('decoder', DECODERS)
+@pytest.mark.parametrize('decoder', [*DECODERS, 'saber', pytest.param('saber shifted', marks=pytest.mark.slow)])
 def test_no_copy_of_the_cache_in_the_loop(golden, decoder):
   """Rows refresh or not as they like (B = 4), and the kept arrays are updated in place."""
-  cfg, text = compiled_text(golden, decoder)
+  cfg, text = compiled_text(golden, decoder, full=decoder == 'wino')
   assert len(programs_text.instructions_inside_loops(text)) > 1000
   assert [line for rows, line in copies_of_keys(cfg, text) if rows == programs.PROMPT_LENGTH] == []
 
@@ -157,7 +161,7 @@ def test_no_copy_of_the_pool_in_the_loop(golden, decoder):
 @pytest.mark.xfail(strict=True, reason='attention copies kept and fresh keys together into the layout of its products')
 @pytest.mark.parametrize('decoder', DECODERS)
 def test_a_reuse_step_copies_no_kept_keys(golden, decoder):
-  cfg, text = compiled_text(golden, decoder)
+  cfg, text = compiled_text(golden, decoder, full=decoder == 'wino')
   found = [line for rows, line in copies_of_keys(cfg, text) if rows > programs.PROMPT_LENGTH]
   assert [line for line in found if '/cond/branch_0_fun/' in line] == []
 
@@ -177,7 +181,7 @@ def rows_fed(cfg, length):
   return fed
 
 
-@pytest.mark.parametrize('decoder', DECODERS)
+@pytest.mark.parametrize('decoder', WITH_SABER)
 def test_rows_fed_by_each_forward(golden, decoder):
   """The prompt is multiplied in the refresh branch of one conditional and in the row loop, and nowhere else.
 
@@ -189,8 +193,8 @@ def test_rows_fed_by_each_forward(golden, decoder):
   fed = rows_fed(cfg, length)
   assert sorted(fed) == [('cond:0',), ('cond:1',), ('while',)]
   reuse, refresh, row_loop = (set(fed[path]) for path in sorted(fed))
-  lead = int(decoder == 'dream')
-  decided = canvas if decoder == 'dream' else cfg.block_length
+  lead = int(decoder in programs.SHIFTED)
+  decided = cfg.block_length if decoder in ('wino', 'llada') else canvas
   head = (BATCH, decided + shadow)
   assert refresh == {(BATCH, length + canvas + shadow), head}
   assert row_loop == {(1, length + canvas)}

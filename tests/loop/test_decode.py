@@ -14,14 +14,13 @@ from archer_jax.loop.decode import decode
 from archer_jax.loop.step import decode_step
 from archer_jax.types import Status
 
-DECODERS = ('wino', 'llada', 'dream')
 # A short prompt, one in between, none at all, and one that fills its columns.
 LENGTHS = (3, 17, 0, 64)
 
 
 @pytest.fixture
 def golden(request, decoder):
-  return request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  return programs.golden_of(request, decoder)
 
 
 def assert_same_bits(tree, other):
@@ -47,9 +46,11 @@ def check_against_reference(params, state, cfg, full=False):
 # The programs as users compile them; one in every run, the others take too long for that.
 AS_USERS = [
   pytest.param('wino', True),
-  *(pytest.param(decoder, True, marks=pytest.mark.slow) for decoder in ('llada', 'dream')),
+  *(pytest.param(decoder, True, marks=pytest.mark.slow) for decoder in programs.KINDS[1:]),
 ]
-QUICK = [pytest.param(decoder, False) for decoder in DECODERS]
+# One block is the same program as several for all but a constant.
+DECODERS = [pytest.param(k, marks=[pytest.mark.slow] if k == 'saber whole' else []) for k in programs.KINDS]
+QUICK = [pytest.param(*kind.values, False, marks=kind.marks) for kind in DECODERS]
 
 
 @pytest.mark.parametrize(('decoder', 'full'), [*AS_USERS, *QUICK[1:]])
@@ -58,7 +59,7 @@ def test_always_equals_uncached(golden, decoder, full):
   ids = programs.prompts(1, LENGTHS)
   # Mask tokens in a prompt are nobody's to fill.
   ids[1] = np.full(17, cfg.model.mask_id, np.int32)
-  state = programs.start(ids, cfg, refresh_interval=1)
+  state = programs.start(ids, cfg, refresh_interval=1, eos_penalty=1.0)
   state = check_against_reference(golden.params, programs.prefill(state, {5: 40, 11: 200}), cfg, full)
   np.testing.assert_array_equal(state.counters.refreshes, state.counters.steps)
   assert not np.any(np.asarray(state.canvas) == cfg.model.mask_id)
@@ -94,6 +95,8 @@ EDGES = {
     ('llada', 'short_last_block'),
     pytest.param('llada', 'block_of_one', marks=pytest.mark.slow),
     pytest.param('llada', 'block_is_canvas', marks=pytest.mark.slow),
+    ('saber', 'short_last_block'),
+    pytest.param('saber', 'block_of_one', marks=pytest.mark.slow),
   ],
 )
 def test_block_lengths(golden, decoder, edge):
@@ -120,7 +123,7 @@ def test_prompt_of_no_columns(golden, decoder):
 
 def mixed_start(cfg, lengths=LENGTHS):
   """Rows under the four policies in one batch."""
-  clauses = {'refresh_interval': np.array([1, 0, 4, 0]), 'drift_radius': np.array([0, 0, 0, 0.25])}
+  clauses = {'refresh_interval': np.array([1, 0, 4, 0]), 'refresh_distance': np.array([0, 0, 0, 7])}
   state = programs.start(programs.prompts(1, lengths), cfg, **clauses)
   return programs.prefill(state, {5: 40, 11: 200})
 
@@ -137,6 +140,21 @@ def test_loop_equals_steps_from_python(golden, decoder, full):
   np.testing.assert_array_equal(refreshes[:3], [taken[0], 1, -(-taken[2] // 4)])
   assert 1 < refreshes[3] < taken[3]
   np.testing.assert_array_equal(state.counters.nfe, taken)
+
+
+@pytest.mark.parametrize('decoder', ['saber', pytest.param('saber shifted', marks=pytest.mark.slow)])
+def test_a_distance_of_one_is_always_and_none_or_more_than_there_are_columns_is_once(golden, decoder):
+  cfg = programs.config(golden, decoder)
+  ids = programs.prompts(1, (17, 17, 64, 64))
+  ids = [ids[0], ids[0], ids[2], ids[2]]
+  clauses = {'refresh_interval': np.array([1, 0, 0, 0]), 'refresh_distance': np.array([0, 1, 0, 25])}
+  state = jax.device_get(programs.loop(cfg)(golden.params, programs.start(ids, cfg, **clauses)))
+  for row in (0, 2):
+    for name in ('canvas', 'refresh', 'remask', 'distance'):
+      np.testing.assert_array_equal(state.trace[name][row], state.trace[name][row + 1])
+  # A step of saber never leaves the canvas as it was.
+  np.testing.assert_array_equal(state.counters.refreshes, [*state.counters.steps[:2], 1, 1])
+  assert state.trace['distance'][2].max() > 8
 
 
 def test_step_inside_the_callers_own_scan_and_while_loop(llada_tiny):

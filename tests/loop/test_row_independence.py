@@ -14,19 +14,28 @@ LENGTHS = (3, 9, 17, 30, 44, 60)
 ORDER = (4, 1, 5, 0, 3, 2)
 # One seed a prompt: none has a decision nearer to a tie than 1e-4 in any of these runs, so that equality is exact.
 PROMPT_SEEDS = {'wino': (58,) * 6, 'llada': (28,) * 6, 'dream': (3, 98, 37, 4, 64, 71)}
+PROMPT_SEEDS |= {'saber': (46, 42, 40, 43, 47, 45), 'saber shifted': (43, 47, 41, 41, 45, 43)}
 MIXED_LENGTHS = (24, 17, 8, 5, 24, 12)
 
 RUNS = {
   **programs.POLICIES,
-  'sampled': {'drift_radius': 0.25, 'temperature': 0.8},
-  'mixed_lengths': {'drift_radius': 0.25, 'gen_length': np.array(MIXED_LENGTHS)},
+  'sampled': {'refresh_distance': 7, 'temperature': 0.8},
+  'mixed_lengths': {'refresh_distance': np.array(MIXED_LENGTHS) // 4 + 1, 'gen_length': np.array(MIXED_LENGTHS)},
 }
 
 
-@pytest.fixture(params=['wino', 'llada', 'dream'], scope='module')
+@pytest.fixture(
+  params=['wino', 'llada', 'dream', 'saber', pytest.param('saber shifted', marks=pytest.mark.slow)], scope='module'
+)
 def setting(request):
-  golden = request.getfixturevalue('dream_tiny' if request.param == 'dream' else 'llada_tiny')
+  golden = programs.golden_of(request, request.param)
   return golden.params, programs.config(golden, request.param)
+
+
+def kind_of(cfg):
+  """The name by which `programs.config` made it."""
+  shifted = cfg.decoder == 'saber' and cfg.model.logit_alignment == 'shifted'
+  return 'saber shifted' if shifted else cfg.decoder
 
 
 def pick(values, rows):
@@ -36,7 +45,7 @@ def pick(values, rows):
 def run(setting, rows, knobs, **changes):
   """Decodes these rows of the six prompts as one batch."""
   params, cfg = setting
-  ids = [programs.prompts(seed, LENGTHS)[row] for row, seed in enumerate(PROMPT_SEEDS[cfg.decoder])]
+  ids = [programs.prompts(seed, LENGTHS)[row] for row, seed in enumerate(PROMPT_SEEDS[kind_of(cfg)])]
   knobs = {name: pick(value, rows) for name, value in knobs.items()}
   if cfg.decoder == 'dream':
     knobs['steps'] = 12
@@ -49,7 +58,7 @@ def row_of(state, slot):
   steps = int(state.counters.steps[slot])
   seen = {field.name: int(getattr(state.counters, field.name)[slot]) for field in dataclasses.fields(Counters)}
   seen['status'] = int(state.status[slot])
-  for name in ('canvas', 'refresh', 'accept', 'remask', 'drift', 'age'):
+  for name in ('canvas', 'refresh', 'accept', 'remask', 'distance', 'drift', 'age'):
     seen[name] = state.trace[name][slot, :steps].tolist()
   return seen, state.trace['margin'][slot, :steps]
 
@@ -91,6 +100,9 @@ SMALLER = [
   ('wino', 3),
   ('llada', 3),
   ('dream', 2),
+  ('saber', 3),
+  pytest.param('saber', 2, marks=pytest.mark.slow),
+  pytest.param('saber shifted', 2, marks=pytest.mark.slow),
   pytest.param('llada', 2, marks=pytest.mark.slow),
   pytest.param('dream', 3, marks=pytest.mark.slow),
 ]
@@ -119,7 +131,7 @@ def test_one_policy_a_row(setting, alone):
   names = ('always', 'once', 'drift', 'interval', 'once', 'drift')
   clauses = {
     clause: np.array([programs.POLICIES[name].get(clause, 0) for name in names])
-    for clause in ('refresh_interval', 'drift_radius')
+    for clause in ('refresh_interval', 'refresh_distance')
   }
   state = run(setting, range(6), clauses)
   for row, name in enumerate(names):
@@ -138,7 +150,7 @@ def test_duplicates(setting):
   params, cfg = setting
   ids = [programs.prompts(5, (20,))[0]] * 6
   for temperature, seeds in ((0.0, range(6)), (0.8, [1, 2, 1, 3, 2, 1])):
-    state = programs.start(ids, cfg, seeds=seeds, temperature=temperature, drift_radius=0.25)
+    state = programs.start(ids, cfg, seeds=seeds, temperature=temperature, refresh_distance=7)
     canvas = np.asarray(programs.loop(cfg)(params, state).canvas)
     same = (canvas[:, None] == canvas[None]).all(axis=-1)
     wanted = np.ones((6, 6), bool) if temperature == 0 else np.equal.outer(list(seeds), list(seeds))

@@ -28,9 +28,11 @@ GUIDED_SEED, MANY_SEED = 1, 201
 MIX = ('drift', 'sampled', 'always', 'mixed_lengths', 'drift', 'interval')
 
 
-@pytest.fixture(params=['wino', 'llada', 'dream'], scope='module')
+@pytest.fixture(
+  params=['wino', 'llada', 'dream', 'saber', pytest.param('saber shifted', marks=pytest.mark.slow)], scope='module'
+)
 def setting(request):
-  golden = request.getfixturevalue('dream_tiny' if request.param == 'dream' else 'llada_tiny')
+  golden = programs.golden_of(request, request.param)
   return golden.params, programs.config(golden, request.param)
 
 
@@ -88,7 +90,7 @@ def decode_in_slots(params, cfg, wanted, n_slots, max_steps=7, min_done=1):
 
 
 def six_rows(cfg, names=MIX):
-  ids = [programs.prompts(seed, six.LENGTHS)[row] for row, seed in enumerate(six.PROMPT_SEEDS[cfg.decoder])]
+  ids = [programs.prompts(seed, six.LENGTHS)[row] for row, seed in enumerate(six.PROMPT_SEEDS[six.kind_of(cfg)])]
   steps = {'steps': 12} if cfg.decoder == 'dream' else {}
   return [(ids[row], 100 + row, knobs_of(names, row) | steps) for row in range(6)]
 
@@ -111,12 +113,12 @@ def test_six_rows_in_two_slots(setting):
 
 def many_rows(cfg):
   """24 rows of many prompts and lengths, half of them sampled, that refresh by drift."""
-  if cfg.decoder == 'dream':
+  if cfg.decoder in ('dream', 'saber'):
     return six_rows(cfg) * 4
   ids = programs.prompts(MANY_SEED, np.linspace(1, programs.PROMPT_LENGTH, 24).astype(int))
+  lengths = [(24, 17, 8, 5, 21, 12)[row % 6] for row in range(24)]
   knobs = [
-    {'drift_radius': 0.25, 'temperature': 0.8 * (row % 2), 'gen_length': (24, 17, 8, 5, 21, 12)[row % 6]}
-    for row in range(24)
+    {'refresh_distance': n // 4 + 1, 'temperature': 0.8 * (row % 2), 'gen_length': n} for row, n in enumerate(lengths)
   ]
   if cfg.decoder == 'llada':
     knobs = [{**given, 'steps': (24, 6, 8, 3, 10, 12)[row % 6]} for row, given in enumerate(knobs)]
@@ -148,7 +150,7 @@ def test_guided_rows(llada_tiny):
   params, cfg = llada_tiny.params, programs.config(llada_tiny, 'llada', guidance=True)
   scales = (1.5, 0.0, 0.7, 2.0)
   knobs = [
-    {'cfg_scale': scale, 'drift_radius': 0.25, 'gen_length': n}
+    {'cfg_scale': scale, 'refresh_distance': n // 4 + 1, 'gen_length': n}
     for scale, n in zip(scales, (24, 11, 17, 8), strict=True)
   ]
   ids = programs.prompts(GUIDED_SEED, (20, 3, 41, 12))
@@ -272,7 +274,7 @@ def test_numbers_compile_nothing(wino):
   for max_steps, min_done, slots, knobs in (
     (2, 1, [0, 4, 4, 4], {}),
     (7, 3, [3, 1, 4, 4], {'temperature': 0.7, 'threshold': 0.2}),
-    (1, 4, [0, 1, 2, 3], {'refresh_interval': 2, 'drift_radius': 0.4, 'gen_length': 9}),
+    (1, 4, [0, 1, 2, 3], {'refresh_interval': 2, 'refresh_distance': 4, 'gen_length': 9}),
     (3, 1, [4, 4, 4, 4], {'max_accept': 2, 'min_margin': 0.5}),
   ):
     state = decode_chunk(params, slow_rows(cfg, (3, 5, 9, 0)), np.int32(max_steps), np.int32(min_done), cfg=cfg)

@@ -53,7 +53,7 @@ class Script:
 def play(golden, decoder, script, knobs=None, **changes):
   """States after every step, until all rows are done."""
   changes = {'early_stop': True, 'end_ids': (golden.config.eos_id, OTHER_END)} | changes
-  block = CANVAS if decoder == 'dream' else BLOCK
+  block = CANVAS if decoder in programs.SHIFTED else BLOCK
   cfg = programs.config(golden, decoder, canvas_length=CANVAS, block_length=block, **changes)
   state = programs.start(programs.prompts(0, (4,) * len(script.want)), cfg, length=4, **(knobs or {}))
   states = []
@@ -161,3 +161,23 @@ def test_dream_ends_when_no_mask_stands_before_the_end_token(dream_tiny):
   assert np.any(states[-1].canvas[0] == mask)
   assert states[-1].status[1] == Status.LENGTH
   assert states[-1].counters.steps[1] == CANVAS
+
+
+@pytest.mark.parametrize(('decoder', 'block'), [('saber', BLOCK), ('saber shifted', CANVAS)])
+def test_saber_ends_where_a_block_ends(request, decoder, block):
+  """An end token stands in the first column from the first step on; in row 1 in column 8, in row 2 nowhere."""
+  golden = programs.golden_of(request, decoder)
+  mask, script = golden.config.mask_id, Script(3)
+  for step in range(STEPS):
+    script.sure(0, step, {0: golden.config.eos_id})
+    script.sure(1, step, {8: golden.config.eos_id})
+  states = play(golden, decoder, script)
+  assert states[0].canvas[0, 0] == golden.config.eos_id
+  for row, end in ((0, block), (1, CANVAS), (2, CANVAS)):
+    steps = states[-1].counters.steps[row]
+    before, after = states[steps - 2], states[steps - 1]
+    assert before.status[row] == Status.RUNNING and np.any(before.canvas[row, :end] == mask)
+    assert after.status[row] == (Status.LENGTH if row == 2 else Status.STOP)
+    assert not np.any(after.canvas[row, :end] == mask) and np.all(after.canvas[row, end:] == mask)
+    # Tokens were taken back up to the end.
+    assert before.counters.remasked[row] >= steps - (1 if end == block else 2)

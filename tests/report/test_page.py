@@ -59,7 +59,8 @@ def test_a_page_has_the_whole_decoding():
   data = embedded(page.page_text(recording()))
   assert data['changes'] == [[[0, 1], [1, 2]], [[1, 9], [2, 3]], [[0, 9]], [[0, 1], [1, 4]]]
   assert data['margin'] == [None, 0.5, 0, 0.25] and data['age'] == [-1, 1, 2, 1]
-  assert data['reason'] == [1, 0, 16, 0] and data['reasonNames'][4] == 'drift'
+  assert data['reason'] == [1, 0, 2, 0] and data['reasonNames'][1] == 'distance'
+  assert data['distance'] == [0, 2, 3, 2] and data['limit'] == 3
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason='no chromium')
@@ -73,7 +74,7 @@ def test_keys_and_slider(tmp_path):
   assert told[:6] == places
   assert told[6].startswith("Reuse: the prompt's keys and values of 1 step before were kept.1 token committed, 1 taken")
   assert told[7] == 'position 1: “b” (stood since step 1; then “�” in step 4)'
-  assert 'since the canvas drifted 1 from its anchor, beyond the radius 0.25' in told[8]
+  assert 'since 3 positions differed from the anchor, and K is 3' in told[8]
 
 
 def test_the_command(tmp_path, capsys):

@@ -22,8 +22,8 @@ def test_what_a_position_held():
 
 def test_read_back(tmp_path):
   recording = read_recording(saved(tmp_path / 'x.npz'))
-  assert (recording.name, recording.n_steps, recording.radius, recording.mask_id) == ('a<b', 4, 0.25, 9)
-  assert recording.texts[3] == '\n' and recording.reason.tolist() == [1, 0, 16, 0]
+  assert (recording.name, recording.n_steps, recording.limit, recording.mask_id) == ('a<b', 4, 3, 9)
+  assert recording.texts[3] == '\n' and recording.reason.tolist() == [1, 0, 2, 0]
   assert recording.before.tolist() == [[9, 9, 9], [1, 2, 9], [1, 9, 3], [9, 9, 3]]
   assert recording.summary() == 'wino, refresh archer: 4 steps, 2 refreshes (50%), 5 tokens committed, 2 taken back'
 

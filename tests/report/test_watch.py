@@ -16,7 +16,7 @@ from archer_jax.loop.decode import decode
 from archer_jax.report import watch
 
 MASK = CONFIG.mask_id
-CFG = make_settings(CONFIG, {'gen_length': 4}).config(4)
+CFG = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 4}).config(4)
 
 
 @pytest.fixture(scope='module')
@@ -31,7 +31,8 @@ def start(settings):
 
 
 def view(before, after, **fields):
-  counts = {'row': 0, 'steps': 4, 'refreshes': 1, 'is_refresh': False, 'drift': 0.25, 'margin': 0.5}
+  counts = {'row': 0, 'steps': 4, 'refreshes': 1, 'is_refresh': False, 'margin': 0.5}
+  counts['seen'] = {'distance': np.int32(2), 'drift': np.float32(0.25)}
   return watch.StepView(before=np.array(before), after=np.array(after), **{**counts, **fields})
 
 
@@ -41,7 +42,9 @@ def spell(token):
 
 def test_steps_are_those_of_decode(text):
   _, params, _ = text
-  settings = make_settings(CONFIG, {'gen_length': 16, 'threshold': 0.02, 'threshold_back': 0.02, 'temperature': 0.5})
+  settings = make_settings(
+    CONFIG, {'decoder': 'wino', 'gen_length': 16, 'threshold': 0.02, 'threshold_back': 0.02, 'temperature': 0.5}
+  )
   state, cfg = start(settings)
   expected = decode(params, state, cfg=cfg)
   views = []
@@ -57,16 +60,17 @@ def test_steps_are_those_of_decode(text):
   for row in (0, 1):
     mine = [view for view in views if view.row == row]
     assert [view.steps for view in mine] == list(range(1, int(expected.counters.steps[row]) + 1))
-    np.testing.assert_array_equal([view.after for view in mine], expected.trace.canvas[row, : len(mine)])
-    np.testing.assert_array_equal([view.is_refresh for view in mine], expected.trace.refresh[row, : len(mine)])
-    np.testing.assert_allclose([view.drift for view in mine], expected.trace.drift[row, : len(mine)])
-    np.testing.assert_allclose([view.margin for view in mine], expected.trace.margin[row, : len(mine)], rtol=1e-3)
+    np.testing.assert_array_equal([view.after for view in mine], expected.trace['canvas'][row, : len(mine)])
+    np.testing.assert_array_equal([view.is_refresh for view in mine], expected.trace['refresh'][row, : len(mine)])
+    for name in ('distance', 'drift', 'age'):
+      np.testing.assert_allclose([view.seen[name] for view in mine], expected.trace[name][row, : len(mine)])
+    np.testing.assert_allclose([view.margin for view in mine], expected.trace['margin'][row, : len(mine)], rtol=1e-3)
     assert mine[-1].refreshes == expected.counters.refreshes[row]
 
 
 def test_plain_lines():
   line = watch.plain_line(view([MASK, 65, 66, MASK], [67, 65, MASK, MASK]), CFG, spell)
-  assert line == 'row 0  step   4  refreshes   1 ( 25%)  drift 0.25  margin      0.5  reuse +1 -1  CA··'
+  assert line == 'row 0  step   4  refreshes   1 ( 25%)  distance   2  drift 0.25  margin      0.5  reuse +1 -1  CA··'
   assert 'refresh +0' in watch.plain_line(view([65], [65], is_refresh=True), CFG, spell)
 
 
@@ -96,7 +100,9 @@ def test_both_views(text, monkeypatch, terminal):
   _, params, tokenizer = text
   stream = io.StringIO()
   console = Console(file=stream, force_terminal=terminal, width=100, _environ={'TERM': 'xterm-256color'})
-  settings = make_settings(CONFIG, {'gen_length': 16, 'threshold': 0.02, 'threshold_back': 0.02, 'temperature': 0.5})
+  settings = make_settings(
+    CONFIG, {'decoder': 'wino', 'gen_length': 16, 'threshold': 0.02, 'threshold_back': 0.02, 'temperature': 0.5}
+  )
   state, cfg = start(settings)
   state = watch.Watch(tokenizer, console).decode(params, state, cfg=cfg)
   shown = stream.getvalue()

@@ -12,9 +12,9 @@ import uncached
 LENGTHS = (3, 17, 0, 64)
 
 
-@pytest.fixture(params=['wino', 'llada', 'dream'])
+@pytest.fixture(params=['wino', 'llada', 'dream', 'saber', pytest.param('saber shifted', marks=pytest.mark.slow)])
 def setting(request):
-  golden = request.getfixturevalue('dream_tiny' if request.param == 'dream' else 'llada_tiny')
+  golden = programs.golden_of(request, request.param)
   return golden.params, programs.config(golden, request.param)
 
 
@@ -77,7 +77,7 @@ def test_ages_and_anchors(setting):
   clauses = {
     'refresh_interval': np.array([4, 0, 0, 0]),
     'max_age': np.array([0, 3, 0, 0]),
-    'drift_radius': np.array([0, 0, 0, 0.25]),
+    'refresh_distance': np.array([0, 0, 0, 7]),
   }
   state = begin(setting, **clauses)
   last = [None] * 4
@@ -120,7 +120,7 @@ def test_reuse_reads_the_kept_prompt_and_this_steps_canvas(setting):
         kept = stream(before, b)
       full, _ = uncached.plain_forward(params, cfg.model, *uncached.layout(row, cfg), kept=kept)
       np.testing.assert_allclose(logits[b], full[uncached.head_rows(row, cfg)], atol=1e-4, err_msg=f'{number} {b}')
-  assert after_remask or cfg.decoder != 'wino'
+  assert after_remask or cfg.decoder not in ('wino', 'saber')
 
 
 def test_first_canvas_position_of_a_shifted_model_reads_a_recomputed_row(dream_tiny):

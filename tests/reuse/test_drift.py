@@ -83,7 +83,7 @@ def test_padding_and_other_rows_change_nothing(request, drift):
 
 
 @pytest.mark.parametrize('drift', MEASURES)
-@pytest.mark.parametrize('decoder', ['wino', 'llada', 'dream'])
+@pytest.mark.parametrize('decoder', ['wino', 'llada', 'dream', pytest.param('saber', marks=pytest.mark.slow)])
 def test_back_to_zero_after_a_rollback_to_the_anchor(request, decoder, drift):
   """Two steps away from the anchor, then its tokens again: `hidden` knows it one step later."""
   params, cfg = setting(request, decoder, drift)

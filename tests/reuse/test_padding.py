@@ -19,12 +19,14 @@ from archer_jax.model.kv import KV
 from archer_jax.model.sequence import Inputs
 from archer_jax.reuse.prompt import forward as forward_module
 
-DECODER_NAMES = ('wino', 'llada', 'dream')
+DECODER_NAMES = ('wino', 'llada', 'dream', 'saber', 'saber shifted')
+# What compiles for long runs with the slow ones for the second rule of saber.
+COMPILED = [*DECODER_NAMES[:-1], pytest.param(DECODER_NAMES[-1], marks=pytest.mark.slow)]
 
 
 @pytest.fixture
 def golden(request, decoder):
-  return request.getfixturevalue('dream_tiny' if decoder == 'dream' else 'llada_tiny')
+  return programs.golden_of(request, decoder)
 
 
 class Recorder:
@@ -43,7 +45,7 @@ class Recorder:
 
 def feed(golden, decoder, lengths):
   """What a refresh and a reuse forward feed for prompts of these lengths, padded to 8; canvas 6, block 3."""
-  cfg = programs.config(golden, decoder, canvas_length=6, block_length=6 if decoder == 'dream' else 3)
+  cfg = programs.config(golden, decoder, canvas_length=6, block_length=6 if decoder in programs.SHIFTED else 3)
   state = programs.start(programs.prompts(1, lengths), cfg, length=8)
   views, inputs = cfg.decoder_method.views(state, cfg), Inputs.of(state)
   seen = []
@@ -58,7 +60,7 @@ def test_positions_rows_and_heads_that_are_fed(golden, decoder):
   """Positions count from the first real token whatever the padding; a reuse step feeds no prompt row but Dream's."""
   lengths = (2, 6, 8, 0)
   cfg, (refresh, reuse) = feed(golden, decoder, lengths)
-  shadow, lead = uncached.shadow_length(cfg), int(decoder == 'dream')
+  shadow, lead = uncached.shadow_length(cfg), int(decoder in programs.SHIFTED)
   assert refresh[0].shape[1] == 8 + 6 + shadow
   assert reuse[0].shape[1] == lead + 6 + shadow
   for b, length in enumerate(lengths):
@@ -71,11 +73,13 @@ def test_positions_rows_and_heads_that_are_fed(golden, decoder):
       # Keys are the real prompt and the canvas, never the pads; in a reuse step the kept prompt stands first.
       canvas_query = part[2][b, 0, start]
       np.testing.assert_array_equal(canvas_query, [False] * (8 - length) + [True] * (length + 6) + [False] * shadow)
-      columns = [max(c - 1, -1 if length else 0) for c in range(6)] if decoder == 'dream' else [0, 1, 2]
+      columns = range(6 if decoder == 'saber' else 3)
+      if lead:
+        columns = [max(c - 1, -1 if length else 0) for c in range(6)]
       np.testing.assert_array_equal(part[3][b], [start + c for c in [*columns, *range(6, 6 + shadow)]])
 
 
-@pytest.mark.parametrize('decoder', DECODER_NAMES)
+@pytest.mark.parametrize('decoder', COMPILED)
 def test_everything_stays_finite(golden, decoder):
   """Filler with and without a prompt, an empty prompt, pads: no NaN anywhere, and real rows do not mind."""
   cfg = programs.config(golden, decoder)
@@ -91,7 +95,7 @@ def test_everything_stays_finite(golden, decoder):
   np.testing.assert_array_equal(state.counters.steps, [0, 0, 3, 3])
 
 
-@pytest.mark.parametrize('decoder', ['wino', 'llada'])
+@pytest.mark.parametrize('decoder', ['wino', 'llada', 'saber'])
 def test_block_of_one_without_a_prompt_stays_finite(golden, decoder):
   """Leave-one-out of the only token leaves a shadow row nothing but itself."""
   cfg = programs.config(golden, decoder, canvas_length=8, block_length=1)
@@ -121,13 +125,13 @@ def _checked_recorded(trace, row_step, record):
   return {name: write(trace[name], value) for name, value in step_module._fields(record).items()}
 
 
-@pytest.mark.parametrize('decoder', DECODER_NAMES)
+@pytest.mark.parametrize('decoder', COMPILED)
 def test_every_index_is_in_range(golden, decoder):
   """Slices, gathers and scatters of every step, through finished rows and a short last block.
 
   The two writes that drop on purpose what is out of range are replaced by ones that have a place for it.
   """
-  block = 10 if decoder == 'dream' else 4
+  block = 10 if decoder in programs.SHIFTED else 4
   cfg = programs.config(golden, decoder, canvas_length=10, block_length=block, trace_steps=12)
   clauses = {'refresh_interval': np.array([2, 1, 0]), 'gen_length': np.array([10, 0, 7])}
   state = programs.start(programs.prompts(9, (8, 3, 5)), cfg, length=8, **clauses)
@@ -153,7 +157,7 @@ def test_jitted_equals_op_by_op(golden, decoder):
   """An index out of range would give other values in a compiled program than outside of one."""
   model = dataclasses.replace(golden.config, n_layers=1)
   params = {name: part for name, part in golden.params.items() if name not in ('blocks_1', 'blocks_2')}
-  block = 5 if decoder == 'dream' else 3
+  block = 5 if decoder in programs.SHIFTED else 3
   cfg = dataclasses.replace(
     programs.config(golden, decoder, canvas_length=5, block_length=block), model=model, trace_steps=0
   )

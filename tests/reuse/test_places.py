@@ -19,6 +19,7 @@ CASES = {
   'wino': {'drift': 'hidden', 'anchors': 2, 'on_low_margin': 'same_step'},
   'llada': {'drift': 'embedding', 'anchors': 3, 'on_low_margin': 'same_step', 'guidance': True},
   'dream': {'drift': 'hidden', 'anchors': 2},
+  'saber': {'drift': 'embedding', 'anchors': 2, 'on_low_margin': 'same_step'},
 }
 
 
@@ -28,11 +29,14 @@ def golden_of(request, decoder):
 
 @pytest.mark.parametrize('decoder', CASES)
 def test_slots(request, monkeypatch, decoder):
-  """Seven requests through two slots, against each alone; what is counted agrees with what was recorded."""
+  """Seven requests through two slots, against each alone; what is counted agrees with what was recorded.
+
+  Their prompts are of one shape, of which every other one would be two programs more.
+  """
   monkeypatch.setattr(engine, 'decode_chunk', programs.CHUNK)
   golden = golden_of(request, decoder)
   model = archer_jax.load(golden.path)[0]
-  prompts = [ids.tolist() for ids in programs.prompts(7, (9, 30, 17, 5, 31, 22, 13))]
+  prompts = [ids.tolist() for ids in programs.prompts(7, (19, 30, 17, 25, 31, 22, 28))]
   settings = {name: value for name, value in CASES[decoder].items() if name != 'guidance'}
   settings |= {'decoder': decoder, 'refresh': 'certified', 'kappa': 1.0, 'gen_length': 24, 'drift_radius': 0.4}
   if decoder == 'wino':
@@ -65,7 +69,15 @@ def test_slots(request, monkeypatch, decoder):
   assert (every & wanted).any() and (every == 0).any()
 
 
-@pytest.mark.parametrize(('decoder', 'mesh'), [('wino', 'data:2,model:2'), ('llada', 'data:4'), ('dream', 'data:2')])
+@pytest.mark.parametrize(
+  ('decoder', 'mesh'),
+  [
+    ('wino', 'data:2,model:2'),
+    ('llada', 'data:4'),
+    ('dream', 'data:2'),
+    pytest.param('saber', 'data:2', marks=pytest.mark.slow),
+  ],
+)
 def test_mesh(request, decoder, mesh):
   golden, mesh = golden_of(request, decoder), make_mesh(mesh)
   cfg = programs.config(golden, decoder, **CASES[decoder])

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 from programs import with_fields
 import pytest
 import stub
@@ -25,7 +26,7 @@ MASK = 15
 @jax.jit
 def needs_refresh(state):
   cfg = config(state.canvas.shape[1])
-  return reasons(state, token_drift(None, state, cfg), cfg) != 0
+  return reasons(state, changed_positions(state), token_drift(None, state, cfg), cfg) != 0
 
 
 def config(length=8, **changes):
@@ -118,33 +119,50 @@ def anchored(policy, canvas, anchor, **knobs):
   return with_fields(state, canvas=canvas, anchor=anchor, age=twos, row_step=twos, block_step=twos)
 
 
-def test_drift_at_equality_is_no_drift_for_every_count_of_every_length():
-  # Row (G, k, c): a canvas of G columns, c = k or k + 1 of them changed, radius k / G.
-  rows = [(g, k, c) for g in range(1, 129) for k in range(1, g + 1) for c in (k, k + 1) if c <= g]
+def test_the_distance_is_compared_with_k_for_every_count_of_every_length():
+  # Row (G, K, c): a canvas of G columns, c of them changed.
+  rows = [(g, k, c) for g in range(1, 129) for k in range(1, g + 1) for c in (k - 1, k)]
   g, k, c = np.array(rows).T
   anchor = np.zeros((len(rows), 128), np.int32)
   canvas = (np.arange(128) < c[:, None]).astype(np.int32)
   # What stands past a row's length is not the row's.
   canvas[np.arange(128) >= g[:, None]] = 7
-  state = anchored(ONCE, canvas, anchor, gen_length=g, drift_radius=(k / g).astype(np.float32))
+  state = anchored(ONCE, canvas, anchor, gen_length=g, refresh_distance=k)
+  assert state.knobs.refresh_distance.dtype == jnp.int32
   np.testing.assert_array_equal(changed_positions(state), c)
-  np.testing.assert_array_equal(needs_refresh(state), c > k)
+  np.testing.assert_array_equal(needs_refresh(state), c >= k)
   np.testing.assert_allclose(token_drift(None, state, None), c / g, rtol=1e-6)
+  # K of 0 is no clause, and one above the length is never met.
+  state = anchored(ONCE, canvas, anchor, gen_length=g, refresh_distance=np.where(np.arange(len(g)) % 2, 0, g + 1))
+  assert not np.any(needs_refresh(state))
 
 
-def test_drift_radius_given_in_decimals():
-  # 0.1 and 0.3 are no float32 numbers; a tenth of 30 columns is 3 all the same.
-  for radius, length, allowed in ((0.1, 30, 3), (0.3, 10, 3), (0.7, 10, 7), (0.29, 100, 29), (1.0, 8, 8)):
-    for changed in range(length + 1):
-      canvas = (np.arange(length) < changed)[None]
-      state = anchored({'drift_radius': radius}, canvas, np.zeros((1, length)))
-      assert bool(needs_refresh(state)[0]) == (changed > allowed), (radius, changed)
+def test_a_radius_is_a_drift_that_may_still_be_reached():
+  state = anchored({'drift_radius': 0.3}, np.ones((3, 8)), np.zeros((3, 8)), cfg=config(drift='embedding'))
+  radius = np.float32(0.3)
+  drift = jnp.array([np.nextafter(radius, np.float32(0)), radius, np.nextafter(radius, np.float32(1))])
+  told = lambda drift_name: reasons(state, changed_positions(state), drift, config(drift=drift_name))
+  for name in ('embedding', 'hidden'):
+    assert told(name).tolist() == [0, 0, Reason.DRIFT]
+  # The share of changed tokens has no radius.
+  assert told('token').tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+  ('drift', 'knobs', 'message'),
+  [
+    ('token', {'drift_radius': 0.25}, 'drift_radius must be 0 with drift token in the config, got 0.25'),
+  ],
+)
+def test_a_number_that_belongs_to_another_drift_is_refused(drift, knobs, message):
+  with pytest.raises(ValueError, match=message):
+    make_state({}, cfg=config(drift=drift), **knobs)
 
 
 def test_drift_is_reversible():
   masks, filled = np.full((1, 8), MASK), np.full((1, 8), MASK)
   filled[0, :3] = [4, 5, 6]
-  policy = {'drift_radius': 0.25}
+  policy = {'refresh_distance': 3}
   assert bool(needs_refresh(anchored(policy, filled, masks))[0])
   assert not bool(needs_refresh(anchored(policy, masks, masks))[0])
   # Committing and taking back brings the row to its anchor again: never a refresh after the first.
@@ -176,7 +194,7 @@ def test_rows_decide_for_themselves():
   canvas = np.zeros((4, 8), np.int32)
   canvas[1, :4] = 1
   state = anchored(
-    ONCE, canvas, np.zeros((4, 8)), drift_radius=np.array([0.25, 0.25, 0, 0]), max_age=np.array([0, 0, 2, 3])
+    ONCE, canvas, np.zeros((4, 8)), refresh_distance=np.array([1, 4, 0, 0]), max_age=np.array([0, 0, 2, 3])
   )
   assert needs_refresh(state).tolist() == [False, True, True, False]
 
@@ -187,6 +205,8 @@ def test_rows_decide_for_themselves():
     ('refresh_interval', -1, 'refresh_interval must be an integer .*, got -1'),
     ('refresh_interval', 1.5, 'refresh_interval must be an integer .*, got 1.5'),
     ('max_age', -2, 'max_age must be an integer .*, got -2'),
+    ('refresh_distance', -1, r'refresh_distance must be an integer in \[0, 2147483647\], got -1'),
+    ('refresh_distance', 2.5, r'refresh_distance must be an integer in \[0, 2147483647\], got 2.5'),
     ('drift_radius', 1.01, r'drift_radius must be a number in \[0, 1\], got 1.01'),
     ('drift_radius', float('nan'), r'drift_radius must be a number in \[0, 1\], got nan'),
     ('min_margin', -0.1, 'min_margin must be a number in \\[0, 1000000\\], got -0.1'),
@@ -217,7 +237,7 @@ def test_certificate_clause(margin, drift, kappa, fails):
   def clauses(canvas, refreshed=False, cfg=None):
     state = anchored({'kappa': kappa}, canvas, anchor)
     state = with_fields(state, refreshed=[refreshed], margin=[margin], drift=[drift])
-    return int(reasons(state, state.reuse.drift, cfg or config())[0])
+    return int(reasons(state, changed_positions(state), state.reuse.drift, cfg or config())[0])
 
   assert clauses(canvas) == (Reason.CERTIFICATE if fails else 0)
   # A refresh needs no certificate, nor does a canvas that is its anchor again; with same_step nothing is left to do.
@@ -228,11 +248,15 @@ def test_certificate_clause(margin, drift, kappa, fails):
 def test_every_clause_has_its_bit():
   canvas, anchor = np.full((1, 8), 4), np.full((1, 8), 3)
   policy = dict.fromkeys(('min_margin', 'refresh_at_block_start', 'kappa'), 1)
-  policy |= {'refresh_interval': 2, 'max_age': 2, 'drift_radius': 0.5}
-  state = anchored(policy, canvas, anchor)
+  policy |= {'refresh_interval': 2, 'max_age': 2}
+  # No settings have both of the last two, but every one has its own bit.
+  state = programs.set_knobs(anchored(policy, canvas, anchor), refresh_distance=8, drift_radius=0.5)
   state = with_fields(state, margin=[0], drift=[1], block_step=[0])
-  clauses = lambda state: Reason(int(reasons(state, token_drift(None, state, None), config())[0]))
-  everything = Reason.INTERVAL | Reason.BLOCK_START | Reason.MAX_AGE | Reason.DRIFT | Reason.MARGIN | Reason.CERTIFICATE
+  clauses = lambda state: Reason(
+    int(reasons(state, changed_positions(state), token_drift(None, state, None), config(drift='embedding'))[0])
+  )
+  everything = Reason.INTERVAL | Reason.BLOCK_START | Reason.MAX_AGE | Reason.MARGIN | Reason.CERTIFICATE
+  everything |= Reason.DISTANCE | Reason.DRIFT
   assert clauses(state) == everything
   assert clauses(make_state(ONCE)) == Reason.FIRST
   assert clauses(dataclasses.replace(state, done=jnp.array([True]))) == 0

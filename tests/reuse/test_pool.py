@@ -12,7 +12,7 @@ from archer_jax.reuse.prompt.pool import plan
 LENGTHS = (3, 17, 5, 64)
 
 
-@pytest.fixture(params=['wino', 'llada', 'dream', 'guided'])
+@pytest.fixture(params=['wino', 'llada', 'dream', 'guided', pytest.param('saber', marks=pytest.mark.slow)])
 def setting(request):
   golden = request.getfixturevalue('dream_tiny' if request.param == 'dream' else 'llada_tiny')
   decoder = 'llada' if request.param == 'guided' else request.param
@@ -29,7 +29,7 @@ def shown(state, canvas):
 
 def visit(params, cfg, names, **knobs):
   """Shows four rows canvases A, B, ... one a step; returns the states after each and the logits."""
-  knobs = {'drift_radius': 0.2, 'cfg_scale': 1.0 * cfg.guidance} | knobs
+  knobs = {'refresh_distance': 5, 'cfg_scale': 1.0 * cfg.guidance} | knobs
   state = programs.start(programs.prompts(1, LENGTHS), cfg, **knobs)
   mask, states = cfg.model.mask_id, []
   canvas = {name: np.full(cfg.canvas_length, mask) for name in 'ABC'}
@@ -98,7 +98,7 @@ def test_the_anchor_of_a_canvas_is_the_nearest_by_any_measure(llada_tiny):
   """By hidden states, which are those of the step before, B would be."""
   cfg = programs.config(llada_tiny, 'llada', anchors=2, drift='hidden')
   state = visit(llada_tiny.params, cfg, 'AB', refresh_interval=1)[-1][0]
-  state = programs.set_knobs(state, refresh_interval=0, drift_radius=1.0)
+  state = programs.set_knobs(state, refresh_interval=0, refresh_distance=0)
   state = shown(dataclasses.replace(state, done=state.done & False), np.full(cfg.canvas_length, cfg.model.mask_id))
   assert (state.reuse.anchor[:, 0] == 40).all()
   found = plan(llada_tiny.params, state, cfg)
@@ -134,11 +134,11 @@ def test_an_anchor_that_is_too_old_is_not_taken(llada_tiny):
 def test_rows_choose_for_themselves(llada_tiny, drift):
   cfg = programs.config(llada_tiny, 'wino', anchors=3, drift=drift)
   ids = programs.prompts(5, (9, 30, 17))
-  knobs = {'drift_radius': np.array([0.1, 0.3, 0.2], np.float32)}
+  knobs = {'refresh_distance': np.array([3, 8, 5])}
   together = programs.loop(cfg)(llada_tiny.params, programs.start(ids, cfg, threshold_back=0.99, **knobs))
   row = 1
   alone = programs.start(
-    ids[row : row + 1], cfg, seeds=[row], threshold_back=0.99, drift_radius=knobs['drift_radius'][1]
+    ids[row : row + 1], cfg, seeds=[row], threshold_back=0.99, refresh_distance=knobs['refresh_distance'][1]
   )
   alone = programs.loop(cfg)(llada_tiny.params, alone)
   np.testing.assert_array_equal(alone.canvas[0], together.canvas[row])

@@ -88,9 +88,8 @@ def test_size_and_tokenizer(loaded, tmp_path):
 @pytest.mark.parametrize('task', [sudoku6, pipeline], ids=['sudoku6', 'pipeline'])
 def test_solves_fresh_problems(task, loaded):
   problems = [problem_at(task, EVALUATION_SEED, index) for index in range(FRESH)]
-  settings = {**read_manifest().defaults, 'gen_length': task.GEN_LENGTH, 'block_length': task.GEN_LENGTH}
-  del settings['prompt']
-  results = archer_jax.generate(*loaded, [problem.prompt for problem in problems], **settings)
+  prompts = [problem.prompt for problem in problems]
+  results = archer_jax.generate(*loaded, prompts, decoder='saber', gen_length=task.GEN_LENGTH)
   solved = [task.is_solved(problem, result.text) for problem, result in zip(problems, results, strict=True)]
   assert sum(solved) >= SOLVED[task.__name__.rpartition('.')[2]]
 

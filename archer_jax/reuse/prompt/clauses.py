@@ -12,11 +12,12 @@ from archer_jax.reuse.prompt.reasons import Reason
 from archer_jax.types import DecodeState
 
 
-def reasons(state: DecodeState, drift: Array, cfg: DecodeConfig) -> Array:
+def reasons(state: DecodeState, distance: Array, drift: Array, cfg: DecodeConfig) -> Array:
   """int32 [B], bits of `Reason`: the clauses that hold in the step about to be taken, 0 for a reuse.
 
   Args:
     state: the state whose canvas is about to be read.
+    distance: int32 [B], positions of this canvas that differ from the anchor (D of arXiv 2608.08086, algorithm 1).
     drift: float32 [B], of this canvas by `cfg.drift`.
     cfg: the program's config.
   """
@@ -24,18 +25,14 @@ def reasons(state: DecodeState, drift: Array, cfg: DecodeConfig) -> Array:
   on_clock = (knobs.refresh_interval > 0) & (state.row_step % jnp.maximum(knobs.refresh_interval, 1) == 0)
   new_block = (knobs.refresh_at_block_start > 0) & (state.block_step == 0)
   too_old = (knobs.max_age > 0) & (age >= knobs.max_age)
-  if cfg.drift == 'token':
-    # Counts are compared, since a quotient of floats is wrong at equality.
-    changed = changed_positions(state).astype(jnp.float32)
-    outside = changed > knobs.drift_radius * state.gen_length.astype(jnp.float32) + jnp.float32(1e-3)
-  else:
-    outside = drift > knobs.drift_radius
   clauses = {
     Reason.FIRST: age < 0,
     Reason.INTERVAL: on_clock,
     Reason.BLOCK_START: new_block,
     Reason.MAX_AGE: too_old,
-    Reason.DRIFT: (knobs.drift_radius > 0) & outside,
+    Reason.DISTANCE: (knobs.refresh_distance > 0) & (distance >= knobs.refresh_distance),
+    # The share of changed tokens is the distance once more, and has no radius.
+    Reason.DRIFT: (cfg.drift != 'token') & (knobs.drift_radius > 0) & (drift > knobs.drift_radius),
   }
   bits = sum(holds.astype(jnp.int32) * bit.value for bit, holds in clauses.items())
   if cfg.on_low_margin == 'next_step':

@@ -26,6 +26,11 @@ def changed_positions(state: DecodeState) -> Array:
   return jnp.sum((state.canvas != state.reuse.anchor) & state.canvas_valid, axis=1, dtype=jnp.int32)
 
 
+def distance(state: DecodeState) -> Array:
+  """int32 [B]: `changed_positions`, 0 without an anchor."""
+  return jnp.where(state.reuse.age < 0, 0, changed_positions(state))
+
+
 def token_drift(params, state: DecodeState, cfg: DecodeConfig) -> Array:
   """The share of a row's columns that changed since its anchor; 0 without an anchor."""
   del params, cfg

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
   from archer_jax.config import DecodeConfig
   from archer_jax.reuse.prompt.state import Anchors
   from archer_jax.reuse.prompt.state import Kept
+  from archer_jax.specs import DecoderSpec
   from archer_jax.types import DecodeState
+  from archer_jax.types import Knobs
   from archer_jax.types import Outcome
   from archer_jax.types import Plan
   from archer_jax.types import Update
@@ -63,7 +65,17 @@ class Prompt(base.Reuse):
     name='prompt',
     help='keeps the prompt until the answer has moved away from the state that it was computed with',
     knobs={
-      'drift_radius': Knob(0.0, False, 0, 1, 'refresh when the canvas drifted further than this; 0 is never'),
+      'refresh_distance': Knob(
+        0,
+        True,
+        0,
+        INT32_MAX,
+        'K: refresh when at least so many positions differ from those of the last refresh; 0 is never',
+        told='that of the decoder',
+      ),
+      'drift_radius': Knob(
+        0.0, False, 0, 1, 'refresh when the drift by embeddings or hidden states is larger than this; 0 is never'
+      ),
       'min_margin': Knob(0.0, False, 0, LARGE, 'refresh after a reuse step with a smaller margin; 0 is never'),
       'kappa': Knob(
         0.0,
@@ -93,13 +105,12 @@ class Prompt(base.Reuse):
         'kept prompts of a row, each of another canvas, of which a step takes the nearest; each takes as much memory',
       ),
     },
-    seen={'drift': 'float32', 'age': 'int32'},
+    seen={'distance': 'int32', 'drift': 'float32', 'age': 'int32'},
     rules={
       'archer': Rule(
-        help='by drift and margin',
-        reads=('drift', 'drift_radius', 'min_margin', 'anchors', 'on_low_margin', *_ALSO),
-        fixed={'drift_radius': 0.25},
-        number='drift_radius',
+        help='by distance',
+        reads=('refresh_distance', 'drift', 'drift_radius', 'min_margin', 'anchors', 'on_low_margin', *_ALSO),
+        number='refresh_distance',
       ),
       'always': Rule(help='in every step', fixed={'refresh_interval': 1}),
       'once': Rule(help='in the first', reads=_ALSO),
@@ -108,12 +119,35 @@ class Prompt(base.Reuse):
       ),
       'certified': Rule(
         help='by a certificate',
-        reads=('drift', 'drift_radius', 'kappa', 'quantile', 'anchors', 'on_low_margin', *_ALSO),
+        reads=('refresh_distance', 'drift', 'drift_radius', 'kappa', 'quantile', 'anchors', 'on_low_margin', *_ALSO),
         number='kappa',
       ),
     },
     reasons=tuple(reason.name.lower() for reason in Reason),
   )
+
+  def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
+    drift = switches['drift']
+    if name == 'drift_radius' and drift == 'token':
+      return 'drift_radius must not be given with drift token, whose distance is a count: give refresh_distance'
+    if name == 'refresh_distance' and drift != 'token':
+      return f'refresh_distance must not be given with drift {drift}: it counts changed tokens; give drift_radius'
+    return None
+
+  def preset(self, refresh: str, switches: Mapping[str, Any], decoder: DecoderSpec) -> Mapping[str, float | int]:
+    if refresh == 'archer' and switches['drift'] == 'token':
+      return {'refresh_distance': decoder.refresh_distance}
+    return super().preset(refresh, switches, decoder)
+
+  def needs(self, refresh: str, switches: Mapping[str, Any]) -> Mapping[str, str]:
+    if refresh == 'archer' and switches['drift'] != 'token':
+      return {'drift_radius': f'refresh archer and drift {switches["drift"]}'}
+    return super().needs(refresh, switches)
+
+  def check(self, knobs: Knobs, cfg: DecodeConfig) -> None:
+    # A distance is counted whatever the drift.
+    if cfg.drift == 'token' and (value := float(knobs.drift_radius.max())) > 0:
+      raise ValueError(f'drift_radius must be 0 with drift token in the config, got {value}: give refresh_distance')
 
   def init(self, prompt_valid: Array, cfg: DecodeConfig) -> tuple[Anchors, Kept]:
     return states.init(prompt_valid, cfg)

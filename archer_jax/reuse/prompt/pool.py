@@ -21,6 +21,7 @@ from archer_jax.model.kv import KV
 from archer_jax.reuse.prompt.clauses import reasons
 from archer_jax.reuse.prompt.drift import DRIFTS
 from archer_jax.reuse.prompt.drift import changed_positions
+from archer_jax.reuse.prompt.drift import distance
 from archer_jax.reuse.prompt.state import Pool
 from archer_jax.types import DecodeState
 from archer_jax.types import Plan
@@ -29,14 +30,14 @@ from archer_jax.types import Plan
 def plan(params, state: DecodeState, cfg: DecodeConfig) -> Plan:
   """Decides on the refresh of every row, from its nearest anchor.
 
-  Its `reuse` and `kept` have the anchor active that a reuse reads, or a refresh overwrites. Seen are `drift` from the
-  nearest anchor and its `age`, -1 without any.
+  Its `reuse` and `kept` have the anchor active that a reuse reads, or a refresh overwrites. Seen are `distance` and
+  `drift` from the nearest anchor and its `age`, -1 without any.
   """
   measure = DRIFTS[cfg.drift]
   if cfg.anchors == 1:
-    drift = measure(params, state, cfg)
-    seen = {'drift': drift, 'age': state.reuse.age}
-    return Plan(reuse=state.reuse, kept=state.kept, reason=reasons(state, drift, cfg), seen=seen)
+    seen = {'distance': distance(state), 'drift': measure(params, state, cfg), 'age': state.reuse.age}
+    reason = reasons(state, seen['distance'], seen['drift'], cfg)
+    return Plan(reuse=state.reuse, kept=state.kept, reason=reason, seen=seen)
 
   views = _views(state, cfg)
   drifts, ages, changed = (
@@ -45,17 +46,18 @@ def plan(params, state: DecodeState, cfg: DecodeConfig) -> Plan:
   )
   # The anchor of this very canvas is the nearest by any measure, also by one that is a step late. 0 is the active
   # anchor, which is the first of equals; so it is where no anchor can be used.
-  distance = jnp.where(changed == 0, -1, drifts)
-  slot = jnp.argmin(jnp.where(_is_usable(state, ages), distance, jnp.inf), axis=0).astype(jnp.int32)
+  order = jnp.where(changed == 0, -1, drifts)
+  slot = jnp.argmin(jnp.where(_is_usable(state, ages), order, jnp.inf), axis=0).astype(jnp.int32)
   pick = lambda per_anchor: jnp.take_along_axis(per_anchor, slot[None], axis=0)[0]
   drift, age = pick(drifts), pick(ages)
+  seen = {'distance': jnp.where(age < 0, 0, pick(changed)), 'drift': drift, 'age': age}
   anchors = jnp.stack([view.reuse.anchor for view in views])
   anchor = jnp.take_along_axis(anchors, slot[None, :, None], axis=0)[0]
   nearest = dataclasses.replace(state, reuse=dataclasses.replace(state.reuse, anchor=anchor, age=age))
-  reason = reasons(nearest, drift, cfg)
+  reason = reasons(nearest, seen['distance'], drift, cfg)
   slot = jnp.where(state.done, 0, jnp.where(reason != 0, _slot_for_refresh(state, cfg), slot))
   state = _exchange(state, slot)
-  return Plan(reuse=state.reuse, kept=state.kept, reason=reason, seen={'drift': drift, 'age': age})
+  return Plan(reuse=state.reuse, kept=state.kept, reason=reason, seen=seen)
 
 
 def make_room(state: DecodeState, rows: Array, cfg: DecodeConfig) -> DecodeState:
