@@ -82,8 +82,12 @@ class Definer:
     knob = specs.knobs()[name]
     if knob.is_switch:
       return self.switch(name, bool(knob.default), knob.help)
-    if knob.told:
-      return self.number(name, None, f'{knob.help} (default: {knob.told})', integer=knob.integer)
+    told = knob.told
+    if knob.default == specs.UNSAID:
+      its = [(spec.name, spec.knobs[name]) for spec in specs.specs(specs.DECODERS) if name in spec.knobs]
+      told = ', '.join(f'{entry.default} for {decoder}' for decoder, entry in its)
+    if told:
+      return self.number(name, None, f'{knob.help} (default: {told})', integer=knob.integer)
     return self.number(name, knob.default, knob.help, integer=knob.integer)
 
   def setting(self, name: str) -> flags.FlagHolder:

@@ -24,6 +24,8 @@ REUSE = 'reuse'
 INT32_MAX = 2**31 - 1
 # Far above any use, and products with logits stay finite.
 LARGE = 1_000_000
+# Stands for a knob's number where nobody gave one and every decoder has a default of its own.
+UNSAID = -1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Knob:
     low, high: the range, both ends included.
     help: one line for the command line.
     told: what the help says of the default, where that is more than a number.
+    instead_of: name of a knob of the same decoder that must not be given with it.
   """
 
   default: float | int | None
@@ -44,6 +47,7 @@ class Knob:
   high: float
   help: str
   told: str = ''
+  instead_of: str = ''
 
   @property
   def is_switch(self) -> bool:
@@ -96,6 +100,7 @@ class Spec:
     name: of the method, like that of its module.
     help: what it does, in a few words.
     knobs, switches: what it reads, by name. What several methods read is one object, or differs in its default alone.
+    only: names of `knobs` and `switches` that are read with one alignment alone, and that one.
     seen: facts of each of its steps that traces keep as `NAME_per_step`, and their dtypes.
   """
 
@@ -103,6 +108,7 @@ class Spec:
   help: str
   knobs: Mapping[str, Knob] = dataclasses.field(default_factory=dict)
   switches: Mapping[str, Switch] = dataclasses.field(default_factory=dict)
+  only: Mapping[str, str] = dataclasses.field(default_factory=dict)
   seen: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -114,18 +120,20 @@ class DecoderSpec(Spec):
     alignments: logit alignments that it can read; with any other it would decode garbage without an error.
     block_length: tokens of a block where nobody says, at most the row's gen_length; None for the whole row.
     block_alignments: alignments with which a row may have several blocks.
-    only: names of `knobs` and `switches` that are read with one alignment alone, and that one.
     guidance: whether an unconditional forward may ride along (classifier-free guidance).
     number: the setting that the number in `name:number` stands for.
+    reads_block: whether the logits that a step decides on are those of its block alone, where no mask is predicted.
+    takes_back: whether a token that was written may become a mask again.
     refresh_distance: K of `--refresh archer` where nobody gives one, chosen by measurement (docs/defaults.md).
   """
 
   alignments: tuple[str, ...]
   block_length: int | None = None
   block_alignments: tuple[str, ...] = ()
-  only: Mapping[str, str] = dataclasses.field(default_factory=dict)
   guidance: bool = False
   number: str | None = None
+  reads_block: bool = False
+  takes_back: bool = False
   refresh_distance: int = 4
 
   def reads(self, name: str, alignment: str) -> bool:
@@ -161,10 +169,20 @@ class ReuseSpec(Spec):
   Attributes:
     rules: its named schedules, the default first; a method may have none.
     reasons: of a refresh, the names of the bits of `reason_per_step` from the lowest.
+    alignments: logit alignments that it has a rule for.
+    published: names of the decoders that its authors ran it under.
+    keeps_answer: whether states of the answer are kept too, also of tokens that a decoder then takes back.
+    number: the setting that the number in `name:number` stands for.
+    implies: what must be chosen with it, and is where nobody says: names of other settings and their values.
   """
 
   rules: Mapping[str, Rule] = dataclasses.field(default_factory=dict)
   reasons: tuple[str, ...] = ()
+  alignments: tuple[str, ...] = (SAME_POSITION, SHIFTED)
+  published: tuple[str, ...] = ()
+  keeps_answer: bool = False
+  number: str | None = None
+  implies: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @functools.cache
@@ -237,13 +255,20 @@ COMMON = Spec(
 
 
 def _merged(part: str) -> dict[str, Any]:
-  """Knobs or switches of all methods by name, the common ones first."""
+  """Knobs or switches of all methods by name, the common ones first.
+
+  A knob whose methods differ in its default has the default UNSAID.
+  """
   merged = dict(getattr(COMMON, part))
   for spec in (*specs(DECODERS), *specs(REUSE)):
     for name, entry in getattr(spec, part).items():
       known = merged.setdefault(name, entry)
       if dataclasses.replace(entry, default=known.default) != known:
         raise TypeError(f'{name} of {spec.name} is that of another method, and must differ in its default alone')
+      if entry.default != known.default:
+        if part != 'knobs' or entry.integer or entry.low <= UNSAID:
+          raise TypeError(f'{name} of {spec.name} must have the default of that of another method, {known.default!r}')
+        merged[name] = dataclasses.replace(known, default=UNSAID)
   return merged
 
 

@@ -3,7 +3,8 @@
     python benchmarks/reuse.py [--json FILE] [--pairs 30]
 
 Every comparison alternates two programs in one process and reports the median of the per-pair ratios with its 95 %
-interval. Operations are those of the matrix products, counted from the traced program.
+interval. Operations are those of the matrix products, counted from the traced program. The other reuse methods are
+compared over whole decodings, since what a step of theirs feeds changes from step to step.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,9 @@ import numpy as np
 
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
+from archer_jax.evaluate.work import counted_decode
 from archer_jax.evaluate.work import pass_operations
+from archer_jax.evaluate.work import total
 from archer_jax.loop.step import decode_step
 from archer_jax.loop.step import init_state
 from archer_jax.model import init_params
@@ -33,7 +36,7 @@ from archer_jax.types import Knobs
 _JSON = flags.DEFINE_string('json', None, 'write the figures to this file')
 _PAIRS = flags.DEFINE_integer('pairs', 30, 'alternating pairs per comparison', lower_bound=3)
 _STEPS = flags.DEFINE_integer('steps', 4, 'loop steps per measurement', lower_bound=1)
-_ONLY = flags.DEFINE_enum('only', None, ['shapes', 'mixed', 'rate'], 'run one part')
+_ONLY = flags.DEFINE_enum('only', None, ['shapes', 'mixed', 'rate', 'methods'], 'run one part')
 
 # Decoder, prompt, canvas and block. Prompts of common sizes; then one far longer than its answer, and one far shorter,
 # where reuse must cost nothing. Saber feeds no shadow, and its logits are those of the whole canvas.
@@ -235,6 +238,74 @@ def mixed(pairs: int) -> list[dict]:
   return records
 
 
+# Knobs of each method that are not their defaults.
+METHODS = {'prompt': {'refresh_distance': 8}, 'prefix': {}, 'dual': {}, 'dkv': {}, 'dkv_greedy': {}, 'dllm': {}}
+
+
+def decoding(prompt: int, canvas: int, block: int, reuse: str, knobs: dict) -> tuple[Callable[[], float], Callable]:
+  """Seconds of a whole decoding of the small model, and the operations that it takes."""
+  cfg = DecodeConfig(
+    model=SMALL,
+    decoder='llada',
+    reuse=reuse,
+    remasking='random' if reuse == 'dkv_greedy' else 'low_confidence',
+    canvas_length=canvas,
+    block_length=block,
+    early_stop=False,
+  )
+  params = init_params(SMALL, jax.random.key(0))
+  tokens = np.random.default_rng(0).integers(0, SMALL.vocab_size - 2, (1, prompt))
+  start = lambda: jax.block_until_ready(
+    init_state(
+      tokens, np.ones(tokens.shape, bool), Knobs.make(1, gen_length=canvas, **knobs), np.zeros(1, np.uint32), cfg=cfg
+    )
+  )
+
+  def run() -> float:
+    state = start()
+    return timed(lambda: jax.block_until_ready(counted_decode(params, state, cfg=cfg)))
+
+  def operations() -> int:
+    passes = jax.device_get(counted_decode(params, start(), cfg=cfg)[1])
+    return total(passes, pass_operations(cfg, 1, prompt))
+
+  return run, operations
+
+
+def methods(pairs: int) -> list[dict]:
+  print('\nwhole decodings by llada, one token a step, 5M parameters, batch 1, against a refresh in every step')
+  print(
+    f'{"P, G, B":>14} {"method":>12} {"always ms":>10} {"ms":>9} {"measured ratio":>20} {"counted":>8} {"quotient":>19}'
+  )
+  records = []
+  for prompt, canvas, block in ((512, 128, 32), (512, 256, 32)):
+    always, its = decoding(prompt, canvas, block, 'prompt', {'refresh_interval': 1})
+    every = its()
+    for reuse, knobs in METHODS.items():
+      one, its = decoding(prompt, canvas, block, reuse, knobs)
+      times = alternate({'always': always, 'method': one}, pairs)
+      counted, measured = every / its(), ratio(times['always'], times['method'])
+      records.append(
+        {
+          'method': reuse,
+          'prompt': prompt,
+          'canvas': canvas,
+          'block': block,
+          **{f'{name}_ms': 1e3 * float(np.median(values)) for name, values in times.items()},
+          'measured': measured,
+          'counted': counted,
+          'quotient': {name: value / counted for name, value in measured.items()},
+        }
+      )
+      r = records[-1]
+      print(
+        f'{f"{prompt}, {canvas}, {block}":>14} {reuse:>12} {r["always_ms"]:10.0f} {r["method_ms"]:9.0f} '
+        f'{show(measured):>20} {counted:8.2f} {show(r["quotient"]):>19}',
+        flush=True,
+      )
+  return records
+
+
 def best_matmul() -> Callable[[], float]:
   """Times one large product; the rate is 2 n^3 over it."""
   a = jnp.asarray(np.random.default_rng(0).normal(size=(1536, 1536)), jnp.float32)
@@ -274,7 +345,7 @@ def main(argv: list[str]) -> None:
   load = os.getloadavg()
   print(f'load average {load[0]:.2f}, {os.cpu_count()} cores, {jax.devices()[0].platform}, jax {jax.__version__}')
   result = {'load_average': load, 'platform': jax.devices()[0].platform, 'pairs': _PAIRS.value}
-  for name, part in (('shapes', shapes), ('mixed', mixed), ('rate', rates)):
+  for name, part in (('shapes', shapes), ('mixed', mixed), ('rate', rates), ('methods', methods)):
     if _ONLY.value in (None, name):
       result[name] = part(_PAIRS.value)
   result['load_average_after'] = os.getloadavg()

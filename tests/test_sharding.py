@@ -137,7 +137,7 @@ def check_exchanges(run):
 def check_copies(run):
   """Kept keys and values are written in place on every device."""
   model, (n_data, n_model) = run.cfg.model, run.mesh.devices.shape
-  local = (ROWS // n_data, programs.PROMPT_LENGTH, model.n_kv_heads // n_model, model.head_dim)
+  local = (ROWS // n_data, model.n_kv_heads // n_model, programs.PROMPT_LENGTH, model.head_dim)
   assert run.after.kept.kv[0].k[0].addressable_shards[0].data.shape == local
   found = programs_text.instructions_inside_loops(run.text)
   assert sorted(local) in [sorted(instruction.shape) for instruction in found]
@@ -222,7 +222,7 @@ def test_state_is_made_on_its_devices(llada_tiny, decoder, guidance):
   assert jax.tree.map(lambda leaf: leaf.sharding, got) == sharding.state_shardings(cfg, mesh)
   assert len(got.kept.kv) == 1 + guidance
   for leaf in (leaf for kept in got.kept.kv for leaf in kept.k + kept.v):
-    assert leaf.sharding == NamedSharding(mesh, P('data', None, 'model', None))
+    assert leaf.sharding == NamedSharding(mesh, P('data', 'model', None, None))
   assert got.canvas.sharding == NamedSharding(mesh, P('data'))
   buffers = {shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(got) for shard in leaf.addressable_shards}
   assert len(buffers) == mesh.size * len(jax.tree.leaves(got))

@@ -29,9 +29,9 @@ Abstract = jax.ShapeDtypeStruct
 @pytest.mark.parametrize(
   ('fixture', 'decoder', 'message'),
   [
-    ('llada_tiny', 'dream', 'decoder must be llada, saber or wino for a model with same_position logits'),
-    ('dream_tiny', 'wino', 'decoder must be dream or saber for a model with shifted logits'),
-    ('dream_tiny', 'llada', 'decoder must be dream or saber for a model with shifted logits'),
+    ('llada_tiny', 'dream', 'decoder must be llada, parallel, saber or wino for a model with same_position logits'),
+    ('dream_tiny', 'wino', 'decoder must be dream, parallel or saber for a model with shifted logits'),
+    ('dream_tiny', 'llada', 'decoder must be dream, parallel or saber for a model with shifted logits'),
     ('llada_tiny', 'beam', "got 'beam'"),
   ],
 )
@@ -58,9 +58,34 @@ def test_config_that_cannot_be_is_refused(llada_tiny, changes, message):
     programs.config(llada_tiny, 'wino', **changes)
 
 
-def test_block_of_dream_is_its_canvas(dream_tiny):
-  with pytest.raises(ValueError, match='block_length must equal canvas_length for dream, got 8'):
-    programs.config(dream_tiny, 'dream', block_length=8)
+def test_block_of_saber_is_its_canvas_on_a_shifted_model(dream_tiny):
+  with pytest.raises(ValueError, match='block_length must equal canvas_length for saber, got 8'):
+    programs.config(dream_tiny, 'saber shifted', block_length=8)
+
+
+@pytest.mark.parametrize(
+  ('golden', 'decoder', 'changes', 'message'),
+  [
+    ('llada_tiny', 'llada', {'reuse': 'dkv_prefill'}, 'reuse must be one of .*prompt for a model with same_position'),
+    ('dream_tiny', 'dream', {'reuse': 'dkv_greedy'}, 'reuse must be one of .*prompt for a model with shifted'),
+    ('llada_tiny', 'wino', {'reuse': 'dkv_greedy'}, 'decoder must be llada with reuse dkv_greedy, got .wino'),
+    ('llada_tiny', 'llada', {'reuse': 'dkv_greedy'}, 'remasking must be random with reuse dkv_greedy, got .low_conf'),
+  ],
+)
+def test_reuse_without_a_rule_for_model_or_decoder_is_refused(request, golden, decoder, changes, message):
+  with pytest.raises(ValueError, match=message):
+    programs.config(request.getfixturevalue(golden), decoder, **changes)
+
+
+def test_a_threshold_that_nobody_gives_is_the_decoders_own(llada_tiny):
+  def threshold(decoder, **knobs):
+    return programs.start(programs.prompts(1, (3,)), programs.config(llada_tiny, decoder), **knobs).knobs.threshold
+
+  for decoder in ('wino', 'parallel'):
+    own = specs.load(specs.DECODERS, decoder).spec.knobs['threshold'].default
+    assert threshold(decoder).tolist() == pytest.approx([own])
+    assert threshold(decoder, threshold=0.25).tolist() == [0.25]
+  assert threshold('llada').tolist() == [0]
 
 
 @pytest.mark.parametrize('field', ['vocab_size', 'n_layers', 'max_length', 'd_ff'])
@@ -89,7 +114,7 @@ def test_config_is_a_static_argument(llada_tiny):
   assert cfg == programs.config(llada_tiny, 'wino')
   with pytest.raises(dataclasses.FrozenInstanceError):
     cfg.decoder = 'llada'
-  assert set(specs.names(specs.DECODERS)) == {'wino', 'llada', 'dream', 'saber'}
+  assert set(specs.names(specs.DECODERS)) == {'wino', 'llada', 'dream', 'saber', 'parallel'}
 
 
 def test_shadow_belongs_to_wino(llada_tiny, dream_tiny):
@@ -238,8 +263,8 @@ def state_types(cfg):
     'decoder': {'wino': WINO, 'saber': FIRSTS if shifted else FALLS}.get(cfg.decoder, ()),
     'reuse': {**ANCHORS, 'pool': POOL if pooled else None},
     'kept': {
-      'kv': (layers('B P K H'),) * streams,
-      'pool': (layers('B M P K H'),) * streams if pooled else None,
+      'kv': (layers('B K P H'),) * streams,
+      'pool': (layers('B M K P H'),) * streams if pooled else None,
       'anchor_hidden': Float[Abstract, 'B G D'] if hidden else None,
       'last_hidden': Float[Abstract, 'B G D'] if hidden else None,
       'pool_hidden': Float[Abstract, 'B M G D'] if hidden and pooled else None,

@@ -25,9 +25,13 @@ _COLUMNS = (
   'steps',
   'refreshes',
   'taken back',
+  'rows fed',
+  'kept',
   'time ratio',
   'count ratio',
 )
+# Not in files of before there were methods that differ in them.
+_LATER = {'rows fed': 'rows_fed', 'kept': 'kept_bytes'}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -58,7 +62,8 @@ def markdown(records: Sequence[Mapping[str, Any]], settings: Sequence[str] | Non
   for setting in settings or ():
     if setting not in known:
       raise ValueError(f'settings must be among {", ".join(known)}, got {setting}')
-  lines = [_line(_COLUMNS), '|---' * len(_COLUMNS) + '|']
+  columns = [name for name in _COLUMNS if _LATER.get(name, 'task') in records[0]]
+  lines = [_line(columns), '|---' * len(columns) + '|']
   task = None
   for record in records:
     if settings and record['setting'] not in settings:
@@ -70,6 +75,7 @@ def markdown(records: Sequence[Mapping[str, Any]], settings: Sequence[str] | Non
 
 
 def _figures(record: Mapping[str, Any]) -> tuple[str, ...]:
+  """All columns but task and setting."""
   percent = lambda value: f'{100 * value:.0f}'
   interval = f'{percent(record["ci_low"])}-{percent(record["ci_high"])}'
   ratio = lambda value: '' if value is None else f'{value:.2f}x'
@@ -80,6 +86,8 @@ def _figures(record: Mapping[str, Any]) -> tuple[str, ...]:
     f'{record["steps"]:.1f}',
     f'{percent(record["refresh_share"])} %',
     f'{record["remasked"]:.1f}',
+    *([f'{record["rows_fed"]:,.0f}'] if 'rows_fed' in record else []),
+    *([f'{record["kept_bytes"] / 1e6:.2f} MB'] if 'kept_bytes' in record else []),
     ratio(record['speedup_wall']),
     ratio(record['speedup_counted']),
   )

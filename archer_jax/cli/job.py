@@ -265,6 +265,8 @@ class Job:
     if not options['stats']:
       return
     console.print(summary.table(timing))
+    if caution := self.settings.methods.caution:
+      console.print(f'note: {caution}', soft_wrap=True)
     if options['output'] not in (None, '-') and self.part is None:
       known = {**facts(), 'dtype': options['dtype'], 'batch_size': options['batch_size']}
       content = report(summary, timing, self.settings, self.tokenizer, known)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Of the decoders with a schedule.
 STEPS = Knob(None, True, 1, INT32_MAX, 'denoising steps of the schedule, as far as masks are left', told='gen_length')
+# Of the decoders that commit by confidence; each has a default of its own.
+THRESHOLD = Knob(0.6, False, 0, 1, 'tokens are written whose probability passes this')
 # Of the decoders whose tokens come from `candidates`.
 END_SWITCHES = {
   'logits_eos_inf': Switch(False, 'never write the end token'),
@@ -118,6 +120,20 @@ def block_end(state: DecodeState, cfg: DecodeConfig) -> Array:
 def block_count(gen_length: Array, cfg: DecodeConfig) -> Array:
   """int32 [B]: blocks of a row, the last one possibly short."""
   return (gen_length + cfg.block_length - 1) // cfg.block_length
+
+
+def block_steps(state: DecodeState, cfg: DecodeConfig) -> Array:
+  """Steps of the current block, int32 [B]: the schedule's, divided evenly; the first blocks have one more."""
+  n_blocks = jnp.maximum(block_count(state.gen_length, cfg), 1)
+  steps = state.knobs.steps // n_blocks + (state.block < state.knobs.steps % n_blocks).astype(jnp.int32)
+  # Fewer steps than blocks is refused where requests are read; the bound keeps divisions by it defined.
+  return jnp.maximum(steps, 1)
+
+
+def in_turn(state: DecodeState, index: Array, cfg: DecodeConfig) -> Array:
+  """Bool [B, R]: of columns, all but in a block's first step, where only the block's first one has its turn."""
+  first = (state.block * cfg.block_length)[:, None]
+  return (state.block_step > 0)[:, None] | (index == first)
 
 
 def all_columns(state: DecodeState) -> Array:

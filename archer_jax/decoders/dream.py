@@ -1,9 +1,13 @@
-"""Dream's decoder: the canvas is one block, a linear time schedule says how many tokens a step writes.
+"""Dream's decoder: a linear time schedule says how many tokens a step writes, by default of the whole canvas.
 
 With t = linspace(1, 1e-3, steps + 1), step i writes floor(masks * (1 - t[i+1] / t[i])) tokens, the last step all that
 are left; the count is each row's own. `origin` writes every mask with probability 1 - t[i+1] / t[i] instead. Logits
 are divided by the temperature and filtered by top_p, then top_k, before tokens and scores are taken from them.
 (Dream 7B, arXiv 2508.15487, and its public generation code.)
+
+A row of several blocks divides its steps evenly over them. The first step of a block writes its first token alone, so
+that none of the others reads the row before the block, and counts as step 0 of the block's schedule (Fast-dLLM, arXiv
+2505.22618, and its public code for Dream).
 """
 
 from __future__ import annotations
@@ -63,7 +67,9 @@ class Dream(base.Decoder):
     name='dream',
     help='writes by a schedule over time, in the order of a score',
     alignments=(SHIFTED,),
+    block_alignments=(SHIFTED,),
     number='steps',
+    reads_block=True,
     knobs={
       'steps': base.STEPS,
       'top_p': Knob(1.0, False, 0, 1, 'dream samples from this mass of the best tokens; 1 is off'),
@@ -77,8 +83,21 @@ class Dream(base.Decoder):
   stops_within_block: ClassVar[bool] = True
 
   def views(self, state: DecodeState, cfg: DecodeConfig) -> Views:
-    del cfg
-    return types.Views(columns=base.all_columns(state))
+    return types.Views(columns=base.block_columns(state, cfg))
+
+  def reads(self, state: DecodeState, views: Views, cfg: DecodeConfig) -> Array:
+    share, last = _schedule(state, cfg)
+    del share
+    many = base.block_count(state.gen_length, cfg) > 1
+    return super().reads(state, views, cfg) & ((~many | last)[:, None] | base.in_turn(state, views.columns, cfg))
+
+  def check(self, knobs: Mapping[str, Any], block_length: int | None) -> None:
+    blocks = -(-knobs['gen_length'] // (block_length or knobs['gen_length']))
+    if blocks > 1 and knobs['steps'] < 2 * blocks:
+      raise ValueError(
+        f'steps must be at least twice the number of blocks, {2 * blocks} (gen_length={knobs["gen_length"]}, '
+        f'block_length={block_length}), got {knobs["steps"]}'
+      )
 
   def unread(self, name: str, switches: Mapping[str, Any]) -> str | None:
     if name == 'alg_temp' and switches['alg'] == 'origin':
@@ -87,7 +106,7 @@ class Dream(base.Decoder):
 
   def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
     knobs, index = state.knobs, views.columns
-    eligible = base.mask_positions(state, cfg)
+    eligible = self.reads(state, views, cfg)
     # Logits divided by less would overflow.
     sampled = knobs.temperature > 1e-30
     scale = jnp.where(sampled, knobs.temperature, jnp.float32(1))
@@ -96,7 +115,7 @@ class Dream(base.Decoder):
     noise_scale = jnp.where(sampled, jnp.float32(1), jnp.float32(0))
     token, gap = numerics.best_token(numerics.add_gumbel(kept.choice, noise_scale, keys))
 
-    share, last = _schedule(state)
+    share, last = _schedule(state, cfg)
     if cfg.alg == 'origin':
       uniform = _uniform(state, index)
       write = eligible & ((uniform < share[:, None]) | last[:, None])
@@ -105,7 +124,8 @@ class Dream(base.Decoder):
     else:
       n_masks = jnp.sum(eligible, axis=1, dtype=jnp.int32)
       n_write = jnp.floor(n_masks.astype(jnp.float32) * share).astype(jnp.int32)
-      n_write = jnp.where(last, n_masks, n_write)
+      alone = (state.block_step == 0) & (base.block_count(state.gen_length, cfg) > 1)
+      n_write = jnp.where(last | alone, n_masks, n_write)
       score, slope = _score(state, index, token, kept, cfg)
       write = eligible & (numerics.rank_descending(score, eligible) < n_write[:, None])
       rank_margin = numerics.cut_gap(score, write, eligible) / (2 * slope)
@@ -121,9 +141,10 @@ class Dream(base.Decoder):
     # A change e of the logits is a change e / scale of the scaled ones.
     margin = scale * jnp.minimum(margin, numerics.smallest(kept.cut_margin, cuts_of))
 
-    accepted = write
-    canvas = jnp.where(write, token, state.canvas)
-    left = (canvas == cfg.model.mask_id) & state.canvas_valid
+    accepted = base.to_canvas(write, index, write, jnp.zeros(state.canvas.shape, bool))
+    canvas = base.to_canvas(token, index, write, state.canvas)
+    columns = jnp.arange(cfg.canvas_length)
+    left = (canvas == cfg.model.mask_id) & (columns < base.block_end(state, cfg)[:, None])
     return types.Update(
       canvas=canvas,
       accepted=accepted,
@@ -134,9 +155,9 @@ class Dream(base.Decoder):
     )
 
 
-def _schedule(state: DecodeState) -> tuple[Array, Array]:
-  """The share of its masks that each row writes in this step, float32 [B], and whether it is the row's last step."""
-  steps = state.knobs.steps
+def _schedule(state: DecodeState, cfg: DecodeConfig) -> tuple[Array, Array]:
+  """The share of its masks that each row writes in this step, float32 [B], and whether it is its block's last step."""
+  steps = base.block_steps(state, cfg)
 
   def time(i):
     # The second half is counted from the end, as the public code's linspace does in float32.
@@ -145,7 +166,7 @@ def _schedule(state: DecodeState) -> tuple[Array, Array]:
     from_end = jnp.float32(_EPS) - slope * (steps - i).astype(jnp.float32)
     return jnp.where(2 * i < steps + 1, from_start, from_end)
 
-  return 1 - time(state.row_step + 1) / time(state.row_step), state.row_step + 1 >= steps
+  return 1 - time(state.block_step + 1) / time(state.block_step), state.block_step + 1 >= steps
 
 
 def _uniform(state: DecodeState, index: Array) -> Array:

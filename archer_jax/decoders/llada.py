@@ -1,7 +1,10 @@
 """LLaDA's own decoder: a fixed number of tokens per step, most confident first or in random order (arXiv 2502.09992).
 
 A row's steps are divided evenly over its blocks and a block's tokens evenly over its steps; the first ones get one
-more where it does not come out even.
+more where it does not come out even. A random order is drawn before the first step, so that it is known what the next
+steps will write.
+
+Axes: B batch, G canvas, R decision rows.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 from typing import ClassVar
+from typing import NamedTuple
 
 from etils import epy
 
@@ -37,6 +41,12 @@ if TYPE_CHECKING:
   from archer_jax.types import Views
 
 
+class Order(NamedTuple):
+  """State of the random order."""
+
+  score: Array  # float32 [B, G], the highest is written first
+
+
 @dataclasses.dataclass(frozen=True)
 class LLaDA(base.Decoder):
   """The decoder with a schedule; it never takes a token back."""
@@ -49,6 +59,7 @@ class LLaDA(base.Decoder):
     block_alignments=(SAME_POSITION,),
     guidance=True,
     number='steps',
+    reads_block=True,
     knobs={
       'steps': base.STEPS,
       'cfg_scale': Knob(0.0, False, 0, LARGE, 'classifier-free guidance of llada; 0 is off'),
@@ -59,8 +70,20 @@ class LLaDA(base.Decoder):
     },
   )
 
+  def init(self, state: DecodeState, cfg: DecodeConfig) -> Order | tuple[()]:
+    if cfg.remasking != 'random':
+      return ()
+    start = jnp.zeros_like(state.row_step)
+    return Order(numerics.position_gumbel(state.seed, numerics.ORDER_STREAM, start, base.all_columns(state)))
+
   def views(self, state: DecodeState, cfg: DecodeConfig) -> Views:
     return types.Views(columns=base.block_columns(state, cfg))
+
+  def reads(self, state: DecodeState, views: Views, cfg: DecodeConfig) -> Array:
+    eligible = super().reads(state, views, cfg)
+    if cfg.remasking != 'random':
+      return eligible
+    return _first(_score(state, views), eligible, state, cfg)
 
   def step_limit(self, state: DecodeState, cfg: DecodeConfig) -> Array:
     # Steps that would write nothing are not taken, unless a predicted mask may have left something to write.
@@ -81,24 +104,12 @@ class LLaDA(base.Decoder):
 
   def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
     index = views.columns
-    end = base.block_end(state, cfg)
-    masks = base.mask_positions(state, cfg)
     # With `never` no mask stands before the block, so that this is the block's own masks.
-    eligible = base.from_canvas(masks, index, False) & (index < end[:, None])
+    eligible = super().reads(state, views, cfg)
     chosen = base.candidates(state, index, base.permitted(logits, cfg), cfg)
 
-    n_blocks = jnp.maximum(base.block_count(state.gen_length, cfg), 1)
-    block_steps = state.knobs.steps // n_blocks + (state.block < state.knobs.steps % n_blocks).astype(jnp.int32)
-    # Fewer steps than blocks is refused where requests are read; the bound keeps the division defined here.
-    block_steps = jnp.maximum(block_steps, 1)
-    length = end - state.block * cfg.block_length
-    n_write = length // block_steps + (state.block_step < length % block_steps).astype(jnp.int32)
-
-    if cfg.remasking == 'random':
-      score = numerics.position_gumbel(state.seed, numerics.ORDER_STREAM, state.row_step, index)
-    else:
-      score = chosen.confidence
-    write = eligible & (numerics.rank_descending(score, eligible) < n_write[:, None])
+    score = _score(state, views) if cfg.remasking == 'random' else chosen.confidence
+    write = _first(score, eligible, state, cfg)
 
     if cfg.remasking == 'random':
       # The order is not the model's, so that only what is written depends on the logits.
@@ -108,7 +119,7 @@ class LLaDA(base.Decoder):
 
     accepted = base.to_canvas(write, index, write, jnp.zeros(state.canvas.shape, bool))
     canvas = base.to_canvas(chosen.token, index, write, state.canvas)
-    block_done = state.block_step + 1 >= block_steps
+    block_done = state.block_step + 1 >= base.block_steps(state, cfg)
     if not cfg.allows_mask:
       # More steps than tokens: the rest of the schedule would write nothing.
       block_done |= jnp.sum(write, axis=1) == jnp.sum(eligible, axis=1)
@@ -120,6 +131,19 @@ class LLaDA(base.Decoder):
       margin=margin,
       decoder=state.decoder,
     )
+
+
+def _score(state: DecodeState, views: Views) -> Array:
+  """The drawn order of the decision rows, float32 [B, R]."""
+  return base.from_canvas(state.decoder.score, views.columns, 0)
+
+
+def _first(score: Array, eligible: Array, state: DecodeState, cfg: DecodeConfig) -> Array:
+  """The rows that the schedule's step writes, bool [B, R]: the highest scores among the eligible ones."""
+  block_steps = base.block_steps(state, cfg)
+  length = base.block_end(state, cfg) - state.block * cfg.block_length
+  n_write = length // block_steps + (state.block_step < length % block_steps).astype(jnp.int32)
+  return eligible & (numerics.rank_descending(score, eligible) < n_write[:, None])
 
 
 METHOD = LLaDA()

@@ -90,6 +90,7 @@ class Saber(base.Decoder):
     alignments=(SAME_POSITION, SHIFTED),
     block_alignments=(SAME_POSITION,),
     number='min_accept',
+    takes_back=True,
     refresh_distance=4,
     knobs={
       'min_accept': Knob(2, True, 1, INT32_MAX, 'saber commits at least this many tokens a step'),

@@ -58,9 +58,11 @@ class Wino(base.Decoder):
     block_length=64,
     block_alignments=(SAME_POSITION,),
     number='threshold',
+    reads_block=True,
+    takes_back=True,
     refresh_distance=8,
     knobs={
-      'threshold': Knob(0.6, False, 0, 1, 'wino commits tokens whose probability is above this'),
+      'threshold': base.THRESHOLD,
       'threshold_back': Knob(0.9, False, 0, 1, 'wino takes back tokens verified below this probability'),
       'max_accept': Knob(20, True, 1, INT32_MAX, 'wino commits at most this many tokens a step'),
     },

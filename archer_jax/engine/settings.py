@@ -110,6 +110,16 @@ class Methods:
   def rule(self) -> specs.Rule:
     return self.reuse_spec.rules[self.refresh] if self.refresh else specs.Rule(help='')
 
+  @property
+  def caution(self) -> str | None:
+    """What whoever chose the methods together should know, or None."""
+    if self.reuse_spec.keeps_answer and self.spec.takes_back:
+      return (
+        f'reuse {self.reuse} keeps states of answer tokens, also of those that {self.decoder} takes back; it was '
+        f'published with decoders that never do ({", ".join(self.reuse_spec.published)})'
+      )
+    return None
+
   def unread(self, name: str) -> str | None:
     """Why nothing would read the setting `name`, or None if something does."""
     decoders = [spec for spec in specs.specs(DECODERS) if _belongs(name, spec)]
@@ -125,11 +135,24 @@ class Methods:
     if methods and self.reuse_spec not in methods:
       names = ' and '.join(spec.name for spec in methods)
       return f'{name} must not be given with reuse {self.reuse}: it belongs to {names}'
+    if methods and self.reuse_spec.only.get(name, self.alignment) != self.alignment:
+      return (
+        f'{name} must not be given with reuse {self.reuse} on a model with {self.alignment} logits, '
+        'where its rule does not read it'
+      )
     if methods and self.refresh and name not in self.rule.reads and name != 'refresh':
       rules = [rule for rule, entry in self.reuse_spec.rules.items() if name in entry.reads]
       return f'{name} must not be given with refresh {self.refresh}: it belongs to {", ".join(rules)}'
     decoder, reuse = specs.load(DECODERS, self.decoder), specs.load(REUSE, self.reuse)
     return decoder.unread(name, self.switches) or reuse.unread(name, self.switches)
+
+
+def _check_alternatives(given: Mapping[str, Any]) -> None:
+  """Raises ValueError for two settings of which one stands in the other's place."""
+  for name in given:
+    knob = specs.knobs().get(name)
+    if knob is not None and knob.instead_of in given:
+      raise ValueError(f'{name} must not be given with {knob.instead_of}: it stands in its place')
 
 
 def calibrated_limit(switches: Mapping[str, Any]) -> str:
@@ -155,7 +178,7 @@ class Settings:
   Attributes:
     model: the model's config.
     methods: the decoder, the reuse method and its rule, and every switch.
-    block_length: columns of a block, None for decoders without blocks.
+    block_length: columns of a block, None where a row is one block.
     is_block_length_given: whether a user asked for it, so that a shorter canvas is a mistake.
     knobs: every knob's value where a request gives none; None where it follows gen_length or a calibration.
     seed: what the seeds of rows are made from.
@@ -213,6 +236,7 @@ class Settings:
     for name in given:
       if reason := self.methods.unread(name):
         raise ValueError(reason)
+    _check_alternatives(given)
     knobs = {**self.knobs, **{name: check_setting(name, value) for name, value in given.items()}}
     if not self.is_calibrated and 'kappa' not in given:
       raise ValueError('kappa must be given with refresh certified, or calibrated for the checkpoint')
@@ -264,11 +288,17 @@ def make_settings(
     raise TypeError(f'{unknown[0]} is no setting; there are {", ".join(SETTINGS)}')
   given = {name: check_setting(name, value) for name, value in given.items()}
   recommended = {name: check_setting(name, value) for name, value in (recommended or {}).items() if name in SETTINGS}
+  meant = recommended.get('decoder', model.default_decoder)
+  if given.get('decoder', meant) != meant:
+    # A number that each decoder has a default of its own for was recommended for another one.
+    own = {name for name, knob in specs.knobs().items() if knob.default == specs.UNSAID}
+    recommended = {name: value for name, value in recommended.items() if name not in own}
   wanted = {**recommended, **given}
   methods = _methods(model, wanted)
   for name in given:
     if reason := methods.unread(name):
       raise ValueError(reason)
+  _check_alternatives(given)
   wanted = {name: value for name, value in wanted.items() if not methods.unread(name)}
   methods = _methods(model, wanted)
   preset = {}
@@ -291,9 +321,9 @@ def make_settings(
   length = knobs['gen_length']
   block_length = None
   if methods.spec.reads('block_length', model.logit_alignment):
-    # Only who asks for a block longer than the canvas is refused.
-    default = wanted.get('block_length') or methods.spec.block_length or length
-    block_length = given.get('block_length') or min(default, length)
+    # Only who asks for a block longer than the canvas is refused. Without a length the block is the row, however long.
+    default = wanted.get('block_length') or methods.spec.block_length
+    block_length = given.get('block_length') or (default and min(default, length))
   settings = Settings(
     model=model,
     methods=methods,
@@ -305,8 +335,8 @@ def make_settings(
     quantile=wanted.get('quantile', DEFAULT_QUANTILE),
   )
   # Both refuse what does not go together.
-  settings.row({} if settings.is_calibrated else {'kappa': 1.0})
   settings.config(length)
+  settings.row({} if settings.is_calibrated else {'kappa': 1.0})
   return settings
 
 
@@ -321,6 +351,7 @@ def _methods(model: ModelConfig, wanted: Mapping[str, Any]) -> Methods:
   refresh = wanted.get('refresh', next(iter(rules), None)) if rules else None
   if refresh is not None and refresh not in rules:
     raise ValueError(f'refresh must be one of {", ".join(rules)} with reuse {reuse}, got {refresh!r}')
+  wanted = {**specs.load(REUSE, reuse).spec.implies, **wanted}
   return Methods(
     alignment=model.logit_alignment,
     decoder=wanted.get('decoder', model.default_decoder),

@@ -87,8 +87,8 @@ class Summary:
         'compile_seconds': timing.compile_seconds,
         'decode_seconds': timing.decode_seconds,
         'tokens_per_second': self.sums['generated_tokens'] / timing.decode_seconds,
-        # Of the batch with the longest prompts; every anchor of a row is as large.
-        'prompt_cache_bytes': max(cfg.reuse_method.kept_bytes(*shape, cfg) for cfg, shape in timing.programs),
+        # Of the batch with the longest prompts.
+        'kept_bytes': max(cfg.reuse_method.kept_bytes(*shape, cfg) for cfg, shape in timing.programs),
       }
     return figures
 
@@ -118,6 +118,7 @@ def report(
     **facts,
     'chat_template_sha256': hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else None,
     **settings.by_name(),
+    'caution': settings.methods.caution,
     'figures': summary.figures(timing),
     'tokens_sha256': summary.tokens_sha256(),
   }

@@ -37,12 +37,14 @@ class Trial:
     solved: whether each is right.
     seconds: of decoding, with neither compiling nor grading.
     operations: of the matrix products that the batch took.
+    kept_bytes: of what the reuse method keeps for one problem.
   """
 
   results: Sequence[Result]
   solved: Sequence[bool]
   seconds: float
   operations: int
+  kept_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,10 +129,16 @@ def play(
         solved=[_solved(plan, result, verdicts) for result in results],
         seconds=seconds,
         operations=operations,
+        kept_bytes=_kept_bytes(setups[label], plan.requests[label][results[0].index :][: len(results)]),
       )
       for label in labels
       for results, seconds, operations in [measured[label]]
     }
+
+
+def _kept_bytes(setup: Setup, batch: Sequence[Request]) -> int:
+  cfg = setup.config(batch)
+  return cfg.reuse_method.kept_bytes(1, bucket('prompt', max(len(r.prompt_ids) for r in batch), PROMPT_LENGTHS), cfg)
 
 
 def _warm_up(plan: Plan, setups: Mapping[str, Setup], decode, timing: Timing) -> None:

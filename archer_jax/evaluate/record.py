@@ -12,7 +12,17 @@ from archer_jax.evaluate.statistics import speedup
 from archer_jax.evaluate.statistics import wilson_interval
 
 # Means over the problems.
-_MEANS = ('steps', 'nfe', 'remasked', 'flip_flops', 'accepted', 'prompt_tokens', 'generated_tokens')
+_MEANS = (
+  'steps',
+  'nfe',
+  'remasked',
+  'flip_flops',
+  'accepted',
+  'rows_fed',
+  'rows_recomputed',
+  'prompt_tokens',
+  'generated_tokens',
+)
 
 
 def base_of(settings: Mapping[str, Settings]) -> str | None:
@@ -75,6 +85,7 @@ def _record(
     'speedup_wall_low': speed and speed.low,
     'speedup_wall_high': speed and speed.high,
     'speedup_counted': speed and speed.counted,
+    'kept_bytes': max(trial.kept_bytes for trial in trials),
     'gen_length': setting.knobs['gen_length'],
     'batch_size': plan.batch_size,
     'settings': {

@@ -1,11 +1,11 @@
 """What `--compare` names: settings to decode with, in a grammar of one line.
 
-    setting  = (rule | decoder) [":" number] {"+" name "=" value}
+    setting  = (rule | decoder | reuse method) [":" number] {"+" name "=" value}
 
 The number is the name's own, as its spec declares it: the K of `archer`, the interval of `interval`, the kappa of
-`certified`, the threshold of `wino`, the steps of `llada` and `dream`, the min_accept of `saber`. Each `name=value` is
-a setting of the command line, such as `threshold=0.9`. Plain Python without JAX, so that a mistake is told before
-anything is loaded.
+`certified`, the threshold of `wino` and `parallel`, the steps of `llada` and `dream`, the min_accept of `saber`, the
+reuse_interval of `dkv`. Each `name=value` is a setting of the command line, such as `threshold=0.9`. Plain Python
+without JAX, so that a mistake is told before anything is loaded.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from archer_jax.engine.settings import make_settings
 # What a setting may begin with, and what the number behind each name sets; some have none.
 NUMBERS = {
   **{name: rule.number for name, rule in specs.rules().items()},
-  **{spec.name: spec.number for spec in specs.specs(specs.DECODERS)},
+  **{spec.name: spec.number for kind in (specs.DECODERS, specs.REUSE) for spec in specs.specs(kind)},
 }
 # The same for all, or the settings would not be compared on the same problems.
 _COMMON = ('seed', 'chat')
@@ -90,8 +90,10 @@ def _parse(label: str) -> dict[str, Any]:
   head, *changes = label.split('+')
   name, colon, number = head.partition(':')
   if name not in NUMBERS:
-    raise ValueError(f'compare: {name!r} in {label!r} is no refresh rule or decoder; there are {", ".join(NUMBERS)}')
-  given = {'refresh' if name in CHOICES['refresh'] else 'decoder': name}
+    raise ValueError(
+      f'compare: {name!r} in {label!r} is no refresh rule, decoder or reuse method; there are {", ".join(NUMBERS)}'
+    )
+  given = {next(kind for kind in ('refresh', 'decoder', 'reuse') if name in CHOICES[kind]): name}
   pairs = []
   if colon:
     if NUMBERS[name] is None:

@@ -11,6 +11,7 @@ from jax import Array
 import jax.numpy as jnp
 import numpy as np
 
+from archer_jax import specs
 from archer_jax.config import DecodeConfig
 from archer_jax.decoders import base
 from archer_jax.numerics import select_rows
@@ -50,6 +51,7 @@ def init_state(
       f'knobs and seeds must have {batch} rows like prompt_tokens, got {knobs.gen_length.shape} and {jnp.shape(seeds)}'
     )
   check_values(prompt_valid, knobs, cfg)
+  knobs = _completed(knobs, cfg)
 
   zeros = lambda: jnp.zeros((batch,), jnp.int32)
   canvas = lambda value: jnp.full((batch, cfg.canvas_length), value, jnp.int32)
@@ -76,6 +78,15 @@ def init_state(
   )
   state = dataclasses.replace(state, decoder=decoder.init(state, cfg))
   return dataclasses.replace(state, decoder=decoder.enter_block(state, cfg))
+
+
+def _completed(knobs: Knobs, cfg: DecodeConfig) -> Knobs:
+  """The knobs with the decoder's own default where nobody gave a number; 0 for one that it does not have."""
+  own = cfg.decoder_method.spec.knobs
+  unsaid = [name for name, knob in specs.knobs().items() if knob.default == specs.UNSAID]
+  values = {name: (getattr(knobs, name), own[name].default if name in own else 0) for name in unsaid}
+  filled = {name: jnp.where(old == specs.UNSAID, jnp.float32(new), old) for name, (old, new) in values.items()}
+  return dataclasses.replace(knobs, **filled)
 
 
 def check_values(prompt_valid: Array, knobs: Knobs, cfg: DecodeConfig) -> None:

@@ -1,8 +1,11 @@
 """The transformer: pre-norm, RMSNorm, RoPE, SwiGLU, bidirectional, of the LLaDA and Dream families.
 
 Axes: B batch, T rows fed, R rows whose logits are asked for, S keys, P prompt, N query heads, K kv heads,
-H head dim, D embed, F mlp, V vocab.
+H head dim, D embed, F mlp, V vocab, W rows that are written.
 """
+
+from collections.abc import Sequence
+import itertools
 
 from flax import linen as nn
 import jax
@@ -16,6 +19,8 @@ from archer_jax.model.attention import rotate
 from archer_jax.model.kv import KV
 
 KeyValue = tuple[Array, Array]
+# Keys, values and mask of one part of what a query attends to, see `attend`.
+Part = tuple[Array, Array, Array]
 
 
 def take_rows(x: Array, rows: Array) -> Array:
@@ -32,6 +37,13 @@ def take_mask_rows(attn_mask: Array, rows: Array) -> Array:
 def _gathered(layers: tuple[KeyValue, ...]) -> KV:
   k, v = zip(*layers, strict=True)
   return KV(k=k, v=v)
+
+
+def _masked(keys: Sequence[KeyValue], attn_mask: Array) -> list[Part]:
+  """Parts of keys and values with each its own part of a mask [B, 1, T, S] over all of them."""
+  ends = [0, *itertools.accumulate(k.shape[2] for k, _ in keys)]
+  assert attn_mask.shape[-1] == ends[-1], (attn_mask.shape, ends)
+  return [(k, v, attn_mask[..., a:b]) for (k, v), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)]
 
 
 class RMSNorm(nn.Module):
@@ -107,15 +119,16 @@ class Attention(nn.Module):
     )
 
   def key_value(self, x: Array, table: KeyValue) -> KeyValue:
-    """Keys after RoPE, and values, [B, T, K, H] each, of normed rows [B, T, D]."""
+    """Keys after RoPE, and values, [B, K, T, H] each, of normed rows [B, T, D]."""
     k = self.k_proj(x)
-    return rotate(self.k_norm(k) if self.config.qk_norm else k, table), self.v_proj(x)
+    k = rotate(self.k_norm(k) if self.config.qk_norm else k, table)
+    return jnp.moveaxis(k, 1, 2), jnp.moveaxis(self.v_proj(x), 1, 2)
 
-  def __call__(self, x: Array, table: KeyValue, key_value: KeyValue, attn_mask: Array) -> Array:
-    """Attends from normed rows [B, T, D] to `key_value` of S rows under a mask [B, 1, T, S]."""
+  def __call__(self, x: Array, table: KeyValue, parts: Sequence[Part]) -> Array:
+    """Attends from normed rows [B, T, D] to the rows of all `parts`."""
     q = self.q_proj(x)
     q = rotate(self.q_norm(q) if self.config.qk_norm else q, table)
-    return self.o_proj(attend(q, *key_value, attn_mask))
+    return self.o_proj(attend(q, *parts))
 
 
 class MLP(nn.Module):
@@ -147,9 +160,9 @@ class Block(nn.Module):
   def key_value(self, x: Array, table: KeyValue) -> KeyValue:
     return self.attn.key_value(self.attn_norm(x), table)
 
-  def __call__(self, x: Array, table: KeyValue, key_value: KeyValue, attn_mask: Array) -> Array:
+  def __call__(self, x: Array, table: KeyValue, parts: Sequence[Part]) -> Array:
     """Residual stream [B, T, D] of the query rows after this layer."""
-    x = x + self.attn(self.attn_norm(x), table, key_value, attn_mask)
+    x = x + self.attn(self.attn_norm(x), table, parts)
     return x + self.mlp(self.mlp_norm(x))
 
 
@@ -178,24 +191,31 @@ class Transformer(nn.Module):
     head_rows: Array | None = None,
     kept: KV | None = None,
     key_start: int = 0,
+    columns: Array | None = None,
   ) -> tuple[Array, KV]:
-    """Logits of the asked rows, and the keys and values of all.
+    """Logits of the asked rows, and keys and values.
 
-    The keys of the attention are those of `kept` followed by those of the fed rows from `key_start` on. Work that
-    nobody asked for is not done: the last layer attends from `head_rows` only.
+    The keys of the attention are those of `kept`, where there are any, followed by those of the fed rows from
+    `key_start` on. With `columns` the first of these are written among the kept ones instead, layer by layer, before
+    anybody attends. Work that nobody asked for is not done: the last layer attends from `head_rows` only.
 
     Args:
       tokens: int32 [B, T].
       positions: int32 [B, T], for RoPE.
       attn_mask: bool [B, 1, T, S], True = may attend.
       head_rows: int32 [B, R], rows whose logits are wanted, all in [0, T); None = every row, in order.
-      kept: keys and values of earlier rows, [B, P, K, H] a layer, standing before the fed ones.
+      kept: keys and values of other rows, [B, K, P, H] a layer.
       key_start: first fed row that others may attend to; rows before it only ask.
+      columns: int32 [B, W], places among the P kept ones for the keys and values of the W fed rows from `key_start` on;
+        those past the end are dropped, and then nobody attends to that row.
 
     Returns:
-      float32 logits [B, R, V], and the keys and values [B, T - key_start, K, H] of the fed rows.
+      float32 logits [B, R, V]; and the keys and values [B, K, T - key_start, H] of the fed rows, or with `columns` the
+      kept ones with the new among them.
     """
-    return self.observe(tokens, positions, attn_mask, head_rows=head_rows, kept=kept, key_start=key_start)[:2]
+    return self.observe(
+      tokens, positions, attn_mask, head_rows=head_rows, kept=kept, key_start=key_start, columns=columns
+    )[:2]
 
   def observe(
     self,
@@ -206,40 +226,46 @@ class Transformer(nn.Module):
     head_rows: Array | None = None,
     kept: KV | None = None,
     key_start: int = 0,
+    columns: Array | None = None,
     probe: int | None = None,
   ) -> tuple[Array, KV, Array | None]:
     """A call that also gives the residual stream [B, T, D] behind the first `probe` layers, None for no probe."""
-    x, table, fresh, hidden = self._trunk(tokens, positions, attn_mask, kept, key_start, probe)
+    x, table, keys, kv, hidden = self._trunk(tokens, positions, attn_mask, kept, key_start, columns, probe)
     if head_rows is not None:
       x, attn_mask = take_rows(x, head_rows), take_mask_rows(attn_mask, head_rows)
       table = tuple(take_rows(part, head_rows) for part in table)
-    x = self.blocks[-1](x, table, self._keys(fresh, kept), attn_mask)
-    return self.head(self.final_norm(x)), _gathered(fresh), hidden
+    x = self.blocks[-1](x, table, _masked(keys, attn_mask))
+    return self.head(self.final_norm(x)), kv, hidden
 
   def key_value(self, tokens: Array, positions: Array, attn_mask: Array) -> KV:
-    """Keys and values [B, T, K, H] of every layer, without the last layer's attention and without logits."""
-    return _gathered(self._trunk(tokens, positions, attn_mask, None, 0, None)[2])
+    """Keys and values [B, K, T, H] of every layer, without the last layer's attention and without logits."""
+    return self._trunk(tokens, positions, attn_mask, None, 0, None, None)[3]
 
-  def _table(self, positions: Array) -> KeyValue:
+  def table(self, positions: Array) -> KeyValue:
+    """RoPE's cosines and sines for positions [B, T]."""
     return rotary_table(positions, self.config.head_dim, self.config.rope_theta)
 
-  def _keys(self, fresh: tuple[KeyValue, ...], kept: KV | None) -> KeyValue:
-    """The newest layer's keys and values, the kept ones first."""
-    if kept is None:
-      return fresh[-1]
-    old, new = kept.read(len(fresh) - 1), fresh[-1]
-    return jnp.concatenate([old[0], new[0]], axis=1), jnp.concatenate([old[1], new[1]], axis=1)
+  def embed(self, tokens: Array) -> Array:
+    """Embeddings [B, T, D]."""
+    return jnp.take(self.embedding, tokens, axis=0)
 
-  def _trunk(self, tokens, positions, attn_mask, kept, key_start, probe):
-    """Every layer but the last, and the last one's keys and values."""
-    table = self._table(positions)
+  def _trunk(self, tokens, positions, attn_mask, kept, key_start, columns, probe):
+    """Every layer but the last, and what the last one attends to."""
+    table = self.table(positions)
     key_table = tuple(part[:, key_start:] for part in table)
-    x = jnp.take(self.embedding, tokens, axis=0)
+    x = self.embed(tokens)
+    written = 0 if columns is None else columns.shape[1]
     fresh, hidden = (), None
     for layer, block in enumerate(self.blocks):
       if layer == probe:
         hidden = x
-      fresh += (block.key_value(x[:, key_start:], key_table),)
+      k, v = block.key_value(x[:, key_start:], key_table)
+      fresh += ((k, v),)
+      if written:
+        kept = kept.write(layer, columns, k[:, :, :written], v[:, :, :written])
+      keys = () if kept is None else (kept.read(layer),)
+      if written < k.shape[2]:
+        keys += ((k[:, :, written:], v[:, :, written:]),)
       if layer < self.config.n_layers - 1:
-        x = block(x, table, self._keys(fresh, kept), attn_mask)
-    return x, table, fresh, hidden
+        x = block(x, table, _masked(keys, attn_mask))
+    return x, table, keys, kept if written else _gathered(fresh), hidden

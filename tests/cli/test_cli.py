@@ -359,7 +359,7 @@ def test_records_in_and_out(cli_main, text_path, tmp_path):
   stats = json.loads(Path(f'{out}.stats.json').read_text())
   assert stats['figures']['rows'] == 4 and stats['figures']['errors'] == 4
   assert stats['figures']['programs'] == 1
-  assert stats['figures']['prompt_cache_bytes'] > 0
+  assert stats['figures']['kept_bytes'] > 0
   assert stats['figures']['steps'] == sum(result['steps'] for result in results)
   assert stats['jax'] == jax.__version__ and stats['dtype'] == 'float32' and stats['backend'] == 'cpu'
   assert (stats['seed'], stats['threshold'], stats['gen_length'], stats['refresh']) == (3, 0.6, 16, 'archer')

@@ -212,6 +212,32 @@ def llada(rules, z, index, noise, *, canvas, block, block_step, gen_length, knob
   return _written(canvas, write, index, tokens, (), depends, comparisons)
 
 
+def parallel(rules, z, index, noise, *, canvas, block, gen_length, knobs):
+  """One step of Fast-dLLM's decoder: by threshold, or by factor where that is above 0."""
+  end = min((block + 1) * rules.block_length, gen_length)
+  tokens, gaps, odds = _candidates(z, noise, knobs['temperature'], rules)
+  eligible = [row for row in range(len(index)) if index[row] < end and canvas[index[row]] == rules.mask_id]
+  ranked, comparisons = _ranked(odds, eligible), []
+  if knobs['factor'] > 0:
+    passed = []
+    for row in ranked:
+      bound = 1 - knobs['factor'] / (len(passed) + 2)
+      comparisons += _threshold('loose factor', odds[row], bound, row, tokens[row])
+      if odds[row] <= logit(bound):
+        break
+      passed.append(row)
+  else:
+    passed = [row for row in ranked if odds[row] >= logit(knobs['threshold'])]
+    for row in eligible:
+      comparisons += _threshold('threshold', odds[row], knobs['threshold'], row, tokens[row])
+  write = sorted(ranked[: max(len(passed), 1)])
+  depends = eligible if knobs['temperature'] > 0 else write
+  comparisons += _argmax(tokens, gaps, depends, knobs['temperature'])
+  if knobs['factor'] > 0 or not passed:
+    comparisons += _cut('rank', odds, write, [row for row in eligible if row not in write], tokens, 4)
+  return _written(canvas, write, index, tokens, len(passed), depends, comparisons)
+
+
 def _written(canvas, write, index, tokens, filters, depends, comparisons):
   after = np.array(canvas)
   for row in write:

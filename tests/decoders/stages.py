@@ -194,8 +194,10 @@ def llada_stage(mask_prediction, remasking):
   state = with_fields(state, canvas=canvas, block=block, block_step=rng.integers(0, 3, STATES), row_step=block * 5)
   index = columns_of(state, cfg)
   logits = random_logits(rng, (*index.shape, cfg.model.vocab_size), cfg.model.mask_id).astype(np.float32)
-  knobs, (noise, order, *_) = knob_rows(state), noise_of(state, index)
+  knobs, (noise, *_) = knob_rows(state), noise_of(state, index)
   block_step = np.asarray(state.block_step)
+  if remasking == 'random':
+    order = np.take_along_axis(np.asarray(state.decoder.score), np.minimum(index, cfg.canvas_length - 1), axis=1)
 
   def refer(row, z):
     return reference.llada(
@@ -209,6 +211,41 @@ def llada_stage(mask_prediction, remasking):
       gen_length=gen_length[row],
       knobs=knobs[row],
       order=order[row] if remasking == 'random' else None,
+    )
+
+  return Stage(cfg=cfg, state=jax.tree.map(np.asarray, state), logits=logits, index=index, refer=refer)
+
+
+def parallel_stage(mask_prediction, *, by_factor):
+  cfg = make_config('parallel', 14, 8, mask_prediction=mask_prediction)
+  rng = np.random.default_rng(7)
+  block = rng.integers(0, 2, STATES)
+  gen_length = rng.choice([13, 14], STATES)
+  canvas = random_canvas(rng, cfg, block, gen_length, 0.7)
+  state = make_state(
+    cfg,
+    STATES,
+    seeds=rng.integers(0, 2**32, STATES),
+    gen_length=gen_length,
+    threshold=rng.choice([0.0, 0.3, 0.6, 0.9], STATES),
+    factor=rng.choice([0.3, 1.0, 1.7, 3.0], STATES) if by_factor else 0.0,
+    temperature=rng.choice([0, 0, 0.8], STATES),
+  )
+  state = with_fields(state, canvas=canvas, block=block, row_step=block * 5)
+  index = columns_of(state, cfg)
+  logits = random_logits(rng, (*index.shape, cfg.model.vocab_size), cfg.model.mask_id).astype(np.float32)
+  knobs, (noise, *_) = knob_rows(state), noise_of(state, index)
+
+  def refer(row, z):
+    return reference.parallel(
+      rules_of(cfg),
+      np.asarray(z, np.float64),
+      index[row],
+      noise[row],
+      canvas=canvas[row],
+      block=block[row],
+      gen_length=gen_length[row],
+      knobs=knobs[row],
     )
 
   return Stage(cfg=cfg, state=jax.tree.map(np.asarray, state), logits=logits, index=index, refer=refer)
@@ -228,11 +265,11 @@ def dream_stage(mask_prediction, alg, **knobs):
     steps=rng.choice([2, 3, 4], STATES),
     **pick,
   )
-  state = with_fields(state, canvas=canvas, row_step=rng.integers(0, 2, STATES))
+  row_step = rng.integers(0, 2, STATES)
+  state = with_fields(state, canvas=canvas, row_step=row_step, block_step=row_step)
   index = columns_of(state, cfg)
   logits = random_logits(rng, (*index.shape, cfg.model.vocab_size), cfg.model.mask_id).astype(np.float32)
   rows, (noise, _, uniform, order) = knob_rows(state), noise_of(state, index)
-  row_step = np.asarray(state.row_step)
 
   def refer(row, z):
     return reference.dream(

@@ -207,7 +207,7 @@ def test_logits_keys_and_values_under_reuse(llada_tiny, name):
       compared += rows.size
     if step == 0 and 'prompt_k_step0' in case.arrays:
       for kept, name in ((state.kept.kv[0].k, 'prompt_k_step0'), (state.kept.kv[0].v, 'prompt_v_step0')):
-        ours = np.stack([np.asarray(layer)[0].swapaxes(0, 1) for layer in kept])
+        ours = np.stack([np.asarray(layer)[0] for layer in kept])
         np.testing.assert_allclose(ours, case.arrays[name], rtol=0, atol=ATOL)
   assert bool(state.done[0])
   assert compared == case.arrays['logits_rows'].size > 0

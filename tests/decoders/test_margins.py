@@ -15,6 +15,7 @@ from stages import equals
 from stages import inside
 from stages import knob_rows
 from stages import llada_stage
+from stages import parallel_stage
 from stages import random_logits
 from stages import rules_of
 from stages import run
@@ -40,6 +41,11 @@ STAGES = {
   'llada': (lambda: llada_stage('never', 'low_confidence'), {'rank', 'argmax', 'gumbel'}),
   'llada official': (lambda: llada_stage('official', 'low_confidence'), {'rank', 'argmax', 'gumbel'}),
   'llada random': (lambda: llada_stage('never', 'random'), {'argmax', 'gumbel'}),
+  'parallel': (lambda: parallel_stage('never', by_factor=False), {'threshold', 'rank', 'argmax', 'gumbel'}),
+  'parallel factor': (
+    lambda: parallel_stage('never', by_factor=True),
+    {'loose factor', 'rank', 'argmax', 'gumbel'},
+  ),
   'dream origin': (lambda: dream_stage('never', 'origin', **FILTERS), DREAM),
   'dream maskgit': (
     lambda: dream_stage('never', 'maskgit_plus', alg_temp=[0, 0, 0.3], **FILTERS),

@@ -142,7 +142,7 @@ def test_logits_keys_and_values(goldens, model, name):
       )
     if step == 0 and 'prompt_k_step0' in case.arrays:
       for kept, array in ((state.kept.kv[0].k, 'prompt_k_step0'), (state.kept.kv[0].v, 'prompt_v_step0')):
-        ours = np.stack([np.asarray(layer)[0].swapaxes(0, 1) for layer in kept])
+        ours = np.stack([np.asarray(layer)[0] for layer in kept])
         np.testing.assert_allclose(ours, case.arrays[array], rtol=0, atol=ATOL)
   assert bool(state.done[0])
 

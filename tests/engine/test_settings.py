@@ -76,14 +76,22 @@ _VALUES = {
   'min_margin': 0.5, 'max_age': 3, 'gen_length': 64, 'block_length': 16, 'mask_prediction': 'official',
   'shadow': 'self', 'remasking': 'random', 'alg': 'origin', 'logits_eos_inf': True, 'confidence_eos_eot_inf': True,
   'early_stop': False, 'drift': 'token', 'seed': 1, 'chat': True, 'kappa': 2.0, 'quantile': 0.9, 'anchors': 2,
-  'on_low_margin': 'same_step', 'refresh_distance': 5, 'min_accept': 3, 'eos_penalty': 1.0,
+  'on_low_margin': 'same_step', 'refresh_distance': 5, 'min_accept': 3, 'eos_penalty': 1.0, 'factor': 1.0,
+  'reuse_interval': 4, 'window': 2, 'prompt_interval': 9, 'response_interval': 3, 'transfer_ratio': 0.5,
+  'dkv_shift': 'un_right',
 }  # fmt: skip
 _WINO, _LLADA, _DREAM, _SABER, _SHIFTED = {'wino'}, {'llada'}, {'dream'}, {'saber'}, {'saber shifted'}
+_PARALLEL = {'parallel', 'parallel shifted'}
 _DECODERS = {
-  'min_accept': _SABER, 'eos_penalty': _SHIFTED, 'steps': _LLADA | _DREAM | _SHIFTED, 'threshold': _WINO,
+  'min_accept': _SABER, 'eos_penalty': _SHIFTED, 'steps': _LLADA | _DREAM | _SHIFTED, 'threshold': _WINO | _PARALLEL,
   'threshold_back': _WINO, 'max_accept': _WINO, 'top_p': _DREAM,
-  'top_k': _DREAM, 'cfg_scale': _LLADA, 'alg_temp': _DREAM, 'block_length': _WINO | _LLADA | _SABER, 'shadow': _WINO,
-  'remasking': _LLADA, 'alg': _DREAM, 'logits_eos_inf': _WINO | _LLADA, 'confidence_eos_eot_inf': _WINO | _LLADA,
+  'top_k': _DREAM, 'cfg_scale': _LLADA, 'alg_temp': _DREAM, 'shadow': _WINO, 'factor': _PARALLEL,
+  'block_length': _WINO | _LLADA | _SABER | _DREAM | _PARALLEL,
+  'remasking': _LLADA, 'alg': _DREAM, 'logits_eos_inf': _WINO | _LLADA | _PARALLEL,
+  'confidence_eos_eot_inf': _WINO | _LLADA | _PARALLEL,
+  # Of other reuse methods than that of the rules.
+  'reuse_interval': set(), 'window': set(), 'prompt_interval': set(), 'response_interval': set(),
+  'transfer_ratio': set(), 'dkv_shift': set(),
 }  # fmt: skip
 _BY_DRIFT, _ALL_BUT_ALWAYS = {'archer', 'certified'}, {'archer', 'once', 'interval', 'certified'}
 _RULES = {
@@ -101,6 +109,7 @@ def test_every_setting_is_in_the_table_of_this_test():
 @pytest.mark.parametrize('name', _VALUES)
 def test_what_nothing_reads_is_refused(name):
   kinds = ((CONFIG, 'wino'), (CONFIG, 'llada'), (DREAM, 'dream'), (CONFIG, 'saber'), (DREAM, 'saber shifted'))
+  kinds += ((CONFIG, 'parallel'), (DREAM, 'parallel shifted'))
   for model, decoder in kinds:
     for refresh in ('archer', 'always', 'once', 'interval', 'certified'):
       given = {'decoder': decoder.split()[0], 'refresh': refresh, name: _VALUES[name]}
@@ -136,7 +145,7 @@ def test_orders_without_a_score_refuse_what_would_change_it():
   ('given', 'message'),
   [
     ({'decoder': 'nucleus'}, 'decoder must be one of dream, llada, .*wino, got'),
-    ({'decoder': 'dream'}, 'decoder must be llada, saber or wino for a model with same_position logits'),
+    ({'decoder': 'dream'}, 'decoder must be llada, parallel, saber or wino for a model with same_position logits'),
     ({'reuse': 'nothing'}, 'reuse must be one of .*prompt.*, got'),
     ({'refresh': 'never'}, 'refresh must be one of archer, always, once, interval'),
     ({'refresh': 'interval'}, 'refresh_interval must be given'),

@@ -184,7 +184,7 @@ MISTAKES = {
   'no answer': (['--tasks=jsonl:bad.jsonl'], 'bad.jsonl line 2 must have the field answer, got prompt'),
   'unknown setting': (
     ['--compare=always,never'],
-    "compare: 'never' in 'never' is no refresh rule or decoder; there are",
+    "compare: 'never' in 'never' is no refresh rule, decoder or reuse method; there are",
   ),
   'unknown name': (['--compare=always+treshold=1'], "'treshold' in 'always+treshold=1' is no setting; there are"),
   'nobody reads it': (['--compare=always', '--steps=4'], 'steps must not be given with decoder wino'),

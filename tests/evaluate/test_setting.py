@@ -32,6 +32,10 @@ def test_the_grammar():
     'dream:32': {'decoder': 'dream', 'steps': 32},
     'saber:3': {'decoder': 'saber', 'min_accept': 3},
   }
+  assert given('dual+decoder=parallel,dkv:4') == {
+    'dual+decoder=parallel': {'reuse': 'dual', 'decoder': 'parallel'},
+    'dkv:4': {'reuse': 'dkv', 'reuse_interval': 4},
+  }
   label = 'archer+decoder=llada+early_stop=false+block_length=8+refresh_at_block_start=true+remasking=random'
   assert given(label)[label] == {
     'refresh': 'archer',
@@ -43,8 +47,8 @@ def test_the_grammar():
   }
 
 
-def test_every_rule_and_decoder_is_a_name():
-  assert set(NUMBERS) == {*CHOICES['refresh'], *CHOICES['decoder']}
+def test_every_rule_and_method_is_a_name():
+  assert set(NUMBERS) == {*CHOICES['refresh'], *CHOICES['decoder'], *CHOICES['reuse']}
   for name in NUMBERS:
     parse_settings(name)
 
@@ -57,7 +61,7 @@ def test_every_rule_and_decoder_is_a_name():
     ('always,once, always', ' must name a setting once, got always twice'),
     (
       'allways',
-      "'allways' in 'allways' is no refresh rule or decoder; there are archer, always, once, .*certified, dream",
+      "'allways' in 'allways' is no refresh rule, decoder or reuse method; there are archer, .*certified, dream",
     ),
     ('always:3', "always in 'always:3' takes no number; archer, interval, certified, dream, llada, .*wino do"),
     ('archer+treshold=0.9', "'treshold' in 'archer\\+treshold=0.9' is no setting; there are decoder, reuse, ref"),

@@ -17,6 +17,7 @@ from archer_jax.evaluate import work
 from archer_jax.loop.step import init_state
 from archer_jax.model import abstract_params
 from archer_jax.model.sequence import Inputs
+from archer_jax.reuse import _passes as passes
 from archer_jax.reuse.prompt import forward as forwards
 from archer_jax.reuse.prompt.reasons import Reason
 from archer_jax.types import Knobs
@@ -157,7 +158,7 @@ def test_operations_are_those_that_xla_counts(decoder, changes):
     return forwards.reuse_pass(params, Inputs.of(state), state.kept.kv[0], views, cfg)[0]
 
   def row(params, prompt):
-    return forwards.prompt_pass(params, first(Inputs.of(start(prompt)[0])), cfg)
+    return passes.key_pass(params, first(Inputs.of(start(prompt)[0])), cfg)
 
   def redo(params, prompt):
     state, views = start(prompt)

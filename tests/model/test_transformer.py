@@ -66,8 +66,8 @@ def test_equals_a_plain_forward(golden):
     real = slice(3 * b, None)
     np.testing.assert_allclose(logits[b, real], expected[real], atol=1e-4)
     for (k, v), (expected_k, expected_v) in zip(zip(fresh.k, fresh.v, strict=True), keys, strict=True):
-      np.testing.assert_allclose(k[b, real], expected_k[real], atol=1e-4)
-      np.testing.assert_allclose(v[b, real], expected_v[real], atol=1e-4)
+      np.testing.assert_allclose(k[b, :, real].swapaxes(0, 1), expected_k[real], atol=1e-4)
+      np.testing.assert_allclose(v[b, :, real].swapaxes(0, 1), expected_v[real], atol=1e-4)
 
 
 def test_asked_rows_are_rows_of_the_whole(golden):
@@ -103,7 +103,7 @@ def test_kept_keys_stand_in_for_rows_that_are_not_fed(golden, lead):
   )
   reused, keys = feed(kept)
   np.testing.assert_allclose(reused, logits[:, start:], atol=2e-4)
-  assert {part.shape[1] for part in jax.tree.leaves(keys)} == {LENGTH - prompt}
+  assert {part.shape[2] for part in jax.tree.leaves(keys)} == {LENGTH - prompt}
   stale = dataclasses.replace(kept, k=tuple(k + 0.5 for k in kept.k))
   assert np.abs(np.asarray(feed(stale)[0] - reused)).max() > 1e-2
 

@@ -39,7 +39,8 @@ def arrays(state):
 def stream(state, row, number=0):
   """What is kept for a row: keys and values of every layer."""
   kv = state.kept.kv[number]
-  return [(np.asarray(k[row]), np.asarray(v[row])) for k, v in zip(kv.k, kv.v, strict=True)]
+  rows_first = lambda part: np.asarray(part[row]).swapaxes(0, 1)
+  return [(rows_first(k), rows_first(v)) for k, v in zip(kv.k, kv.v, strict=True)]
 
 
 def test_mutated_canvas_leaves_the_cache_alone_until_a_refresh(setting):
@@ -56,17 +57,17 @@ def test_mutated_canvas_leaves_the_cache_alone_until_a_refresh(setting):
     np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
     if i % cfg.model.n_layers == 0:
       # The first layer's depend on nothing but the prompt.
-      np.testing.assert_allclose(before[:, -17:], after[:, -17:], atol=1e-4)
+      np.testing.assert_allclose(before[:, :, -17:], after[:, :, -17:], atol=1e-4)
     else:
       for row in (1, 3):
-        assert np.abs(before[row, -17:] - after[row, -17:]).max() > 1e-3
+        assert np.abs(before[row, :, -17:] - after[row, :, -17:]).max() > 1e-3
 
 
 def test_no_canvas_column_is_kept(setting):
   """Nothing in the state is as large as keys of the canvas would be, so that a re-mask can leave none behind."""
   _, cfg = setting
   state, _ = step(setting, begin(setting))
-  shape = (4, programs.PROMPT_LENGTH, cfg.model.n_kv_heads, cfg.model.head_dim)
+  shape = (4, cfg.model.n_kv_heads, programs.PROMPT_LENGTH, cfg.model.head_dim)
   assert [part.shape for part in arrays(state)] == [shape] * 2 * cfg.model.n_layers
   rest = jax.tree.leaves(dataclasses.replace(state, kept=dataclasses.replace(state.kept, kv=())))
   assert all(leaf.ndim < 4 for leaf in rest)
@@ -148,7 +149,7 @@ def test_what_stands_at_pads_and_before_the_first_refresh_is_never_read(setting)
   np.testing.assert_array_equal(state.canvas, other.canvas)
   np.testing.assert_array_equal(state.status, other.status)
 
-  pads = ~state.prompt_valid[:, :, None, None]
+  pads = ~state.prompt_valid[:, None, :, None]
   _, logits = step((params, cfg), state, [0, 0, 0, 0])
   _, spoiled = step((params, cfg), spoil(state, 1e3, pads), [0, 0, 0, 0])
   np.testing.assert_array_equal(logits[:3], spoiled[:3])
@@ -166,7 +167,7 @@ def test_unconditional_rows_keep_their_own_prompt(guided):
     state, _ = step(guided, state)
     assert len(state.kept.kv) == 2
     for part in (state.kept.kv[1].k, state.kept.kv[1].v):
-      first, *deeper = (np.asarray(layer)[:, -20:] for layer in part)
+      first, *deeper = (np.asarray(layer)[:, :, -20:] for layer in part)
       np.testing.assert_array_equal(first[0], first[1])
       # The canvases agree only while they are all masks.
       assert all(np.array_equal(layer[0], layer[1]) for layer in deeper) == (number < 3)

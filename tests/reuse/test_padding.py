@@ -17,6 +17,7 @@ from archer_jax.loop import step as step_module
 from archer_jax.loop.step import decode_step
 from archer_jax.model.kv import KV
 from archer_jax.model.sequence import Inputs
+from archer_jax.reuse import _passes as passes
 from archer_jax.reuse.prompt import forward as forward_module
 
 DECODER_NAMES = ('wino', 'llada', 'dream', 'saber', 'saber shifted')
@@ -38,8 +39,7 @@ class Recorder:
   def apply(self, variables, tokens, positions, attn_mask, head_rows=None, key_start=0, **kwargs):
     del variables, kwargs
     self.seen.append((np.asarray(tokens), np.asarray(positions), np.asarray(attn_mask), np.asarray(head_rows)))
-    shape = (tokens.shape[0], tokens.shape[1] - key_start)
-    fresh = KV.zeros(shape, self.config, 'float32')
+    fresh = KV.zeros((tokens.shape[0],), tokens.shape[1] - key_start, self.config, 'float32')
     return jnp.zeros((tokens.shape[0], head_rows.shape[1], self.config.vocab_size)), fresh, None
 
 
@@ -49,7 +49,8 @@ def feed(golden, decoder, lengths):
   state = programs.start(programs.prompts(1, lengths), cfg, length=8)
   views, inputs = cfg.decoder_method.views(state, cfg), Inputs.of(state)
   seen = []
-  with mock.patch.object(forward_module, 'Transformer', functools.partial(Recorder, seen)):
+  recorder = functools.partial(Recorder, seen)
+  with mock.patch.object(forward_module, 'Transformer', recorder), mock.patch.object(passes, 'Transformer', recorder):
     forward_module.full_pass({}, inputs, views, cfg)
     forward_module.reuse_pass({}, inputs, state.kept.kv[0], views, cfg)
   return cfg, seen

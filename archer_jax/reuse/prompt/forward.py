@@ -7,10 +7,8 @@ step; the prompt's are those of the row's anchor, `age` steps old (the first lay
 Axes: B batch, P prompt, G canvas, R decision rows, V vocab.
 """
 
-from collections.abc import Callable
 import dataclasses
 
-import jax
 from jax import Array
 from jax import lax
 import jax.numpy as jnp
@@ -22,6 +20,7 @@ from archer_jax.model.sequence import Inputs
 from archer_jax.model.sequence import head_rows
 from archer_jax.model.sequence import lay_out
 from archer_jax.model.sequence import lead_rows
+from archer_jax.reuse import _passes as passes
 from archer_jax.reuse.prompt.state import Kept
 from archer_jax.reuse.prompt.state import probe
 from archer_jax.types import DecodeState
@@ -33,19 +32,10 @@ def full_pass(params, inputs: Inputs, views: Views, cfg: DecodeConfig) -> tuple[
   """One pass over prompt, canvas and shadow.
 
   Returns:
-    float32 logits [B, R + shadow rows, V], keys and values [B, P, K, H] of the prompt, and the canvas' hidden states
+    float32 logits [B, R + shadow rows, V], keys and values [B, K, P, H] of the prompt, and the canvas' hidden states
     [B, G, D] where the drift asks for them.
   """
-  rows = lay_out(inputs, views.shadow, cfg.model)
-  logits, fresh, hidden = Transformer(cfg.model).apply(
-    {'params': params},
-    rows.tokens,
-    rows.positions,
-    rows.attn_mask,
-    head_rows=head_rows(inputs, views, inputs.prompt_length, cfg.model),
-    probe=probe(cfg),
-    method='observe',
-  )
+  logits, fresh, hidden = passes.full_pass(params, inputs, views, cfg, probe=probe(cfg))
   return logits, fresh.first(inputs.prompt_length), _canvas_part(hidden, inputs.prompt_length, inputs)
 
 
@@ -73,38 +63,8 @@ def reuse_pass(params, inputs: Inputs, kv: KV, views: Views, cfg: DecodeConfig) 
   return logits, _canvas_part(hidden, lead, inputs)
 
 
-def prompt_pass(params, inputs: Inputs, cfg: DecodeConfig) -> KV:
-  """Keys and values of a pass over prompt and canvas, without shadow and head."""
-  rows = lay_out(inputs, None, cfg.model)
-  return Transformer(cfg.model).apply(
-    {'params': params}, rows.tokens, rows.positions, rows.attn_mask, method='key_value'
-  )
-
-
 def _canvas_part(hidden: Array | None, start: int, inputs: Inputs) -> Array | None:
   return None if hidden is None else hidden[:, start : start + inputs.canvas_length]
-
-
-def streams(state: DecodeState, cfg: DecodeConfig) -> list[Inputs]:
-  """What each stream feeds: under guidance a second row of its own prompt, masked throughout, rides along."""
-  inputs = Inputs.of(state)
-  if not cfg.guidance:
-    return [inputs]
-  masked = jnp.full_like(state.prompt_tokens, cfg.model.mask_id)
-  return [inputs, dataclasses.replace(inputs, prompt_tokens=masked)]
-
-
-def _guided(logits: list[Array], scale: Array) -> Array:
-  """The streams' logits [B, R, V] combined by the scale [B]; a row without guidance keeps its own to the bit."""
-  if len(logits) == 1:
-    return logits[0]
-  scale = scale[:, None, None]
-  return jnp.where(scale > 0, logits[1] + (scale + 1) * (logits[0] - logits[1]), logits[0])
-
-
-def _row(tree, row: Array):
-  """One row, [1, ...], of every array [B, ...]."""
-  return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row, 1, axis=0), tree)
 
 
 def refresh_all(params, state: DecodeState, kv: tuple[KV, ...], need: Array, views: Views, cfg: DecodeConfig):
@@ -113,31 +73,36 @@ def refresh_all(params, state: DecodeState, kv: tuple[KV, ...], need: Array, vie
   Returns:
     Logits [B, R + shadow rows, V], keys and values, and hidden states.
   """
-  logits, fresh, hidden = zip(*(full_pass(params, inputs, views, cfg) for inputs in streams(state, cfg)), strict=True)
+  logits, fresh, hidden = zip(
+    *(full_pass(params, inputs, views, cfg) for inputs in passes.streams(state, cfg)), strict=True
+  )
   kv = tuple(old.select(need, new) for old, new in zip(kv, fresh, strict=True))
-  return _guided(logits, state.knobs.cfg_scale), kv, hidden[0]
+  return passes.guided(logits, state.knobs.cfg_scale), kv, hidden[0]
 
 
 def reuse_all(params, state: DecodeState, kv: tuple[KV, ...], views: Views, cfg: DecodeConfig):
   """A reuse pass of each stream over all rows; returns what `refresh_all` does."""
-  passes = (reuse_pass(params, inputs, kept, views, cfg) for inputs, kept in zip(streams(state, cfg), kv, strict=True))
-  logits, hidden = zip(*passes, strict=True)
-  return _guided(logits, state.knobs.cfg_scale), kv, hidden[0]
+  each = (
+    reuse_pass(params, inputs, kept, views, cfg) for inputs, kept in zip(passes.streams(state, cfg), kv, strict=True)
+  )
+  logits, hidden = zip(*each, strict=True)
+  return passes.guided(logits, state.knobs.cfg_scale), kv, hidden[0]
 
 
 def refresh_row(params, state: DecodeState, kv: tuple[KV, ...], row: Array, cfg: DecodeConfig) -> tuple[KV, ...]:
   """Renews the keys and values of one row, from a pass over its prompt and canvas alone."""
   return tuple(
-    old.write_row(row, prompt_pass(params, _row(inputs, row), cfg))
-    for inputs, old in zip(streams(state, cfg), kv, strict=True)
+    old.write_row(row, passes.key_pass(params, passes.one_row(inputs, row), cfg))
+    for inputs, old in zip(passes.streams(state, cfg), kv, strict=True)
   )
 
 
 def redo_row(params, state: DecodeState, logits: Array, kept: Kept, row: Array, views: Views, cfg: DecodeConfig):
   """A full pass over one row, which replaces its logits, its keys and values, and its hidden states."""
-  one_views = _row(views, row)
+  one_views = passes.one_row(views, row)
   fresh_logits, fresh, hidden = zip(
-    *(full_pass(params, _row(inputs, row), one_views, cfg) for inputs in streams(state, cfg)), strict=True
+    *(full_pass(params, passes.one_row(inputs, row), one_views, cfg) for inputs in passes.streams(state, cfg)),
+    strict=True,
   )
   write = lambda old, new: lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
   kept = dataclasses.replace(
@@ -145,18 +110,7 @@ def redo_row(params, state: DecodeState, logits: Array, kept: Kept, row: Array, 
     kv=tuple(old.write_row(row, new) for old, new in zip(kept.kv, fresh, strict=True)),
     last_hidden=kept.last_hidden if hidden[0] is None else write(kept.last_hidden, hidden[0]),
   )
-  return write(logits, _guided(fresh_logits, _row(state.knobs.cfg_scale, row))), kept
-
-
-def _each_row(rows: Array, turn: Callable, carry):
-  """carry = turn(row, carry) for every row that `rows`, bool [B], names, one at a time."""
-
-  def body(waiting_and_carry):
-    waiting, carry = waiting_and_carry
-    row = jnp.argmax(waiting).astype(jnp.int32)
-    return waiting & (jnp.arange(waiting.shape[0]) != row), turn(row, carry)
-
-  return lax.while_loop(lambda waiting_and_carry: jnp.any(waiting_and_carry[0]), body, (rows, carry))[1]
+  return write(logits, passes.guided(fresh_logits, passes.one_row(state.knobs.cfg_scale, row))), kept
 
 
 def forward(
@@ -186,7 +140,7 @@ def forward(
   together = jnp.all(need | state.done) & jnp.any(need)
   kv, mixed = kept.kv, need & ~together
   if need.shape[0] > 1:
-    kv = _each_row(mixed, lambda row, kv: refresh_row(params, state, kv, row, cfg), kv)
+    kv = passes.each_row(mixed, lambda row, kv: refresh_row(params, state, kv, row, cfg), kv)
   logits, kv, hidden = lax.cond(
     together,
     lambda kv: refresh_all(params, state, kv, need, views, cfg),
@@ -194,13 +148,13 @@ def forward(
     kv,
   )
   is_together = together.astype(jnp.int32)
-  passes = {
+  counts = {
     'refresh': is_together,
     'reuse': 1 - is_together,
     'row': jnp.sum(mixed, dtype=jnp.int32),
     'redo': jnp.zeros((), jnp.int32),
   }
-  work = _work(state, asked, passes, views, cfg)
+  work = _work(state, asked, counts, views, cfg)
   return logits, dataclasses.replace(kept, kv=kv, last_hidden=hidden), work
 
 
@@ -223,7 +177,7 @@ def redo_rows(
     Logits, what is kept and the work as `forward` does.
   """
   turn = lambda row, carry: redo_row(params, state, *carry, row, views, cfg)
-  logits, kept = _each_row(redo, turn, (logits, kept))
+  logits, kept = passes.each_row(redo, turn, (logits, kept))
   again = _work(state, redo, {}, views, cfg)
   more = redo.astype(jnp.int32)
   work = dataclasses.replace(
@@ -235,20 +189,8 @@ def redo_rows(
   return logits, kept, work
 
 
-def _work(state: DecodeState, refreshes: Array, passes: dict[str, Array], views: Views, cfg: DecodeConfig) -> Work:
-  """What a pass per row comes to, for rows that refresh, bool [B], and others.
-
-  A shadow counts as that of a whole block, in a short last block too.
-  """
-  # A row without guidance has no use for its second forward in a guided batch.
-  n = 1 + (cfg.guidance & (state.knobs.cfg_scale > 0)).astype(jnp.int32)
+def _work(state: DecodeState, refreshes: Array, counts: dict[str, Array], views: Views, cfg: DecodeConfig) -> Work:
+  """What a pass per row comes to, for rows that refresh, bool [B], and others."""
   prompt = jnp.sum(state.prompt_valid, axis=1, dtype=jnp.int32)
-  n_shadow = 0 if views.shadow is None else views.shadow.columns.shape[1]
-  fresh = state.gen_length + jnp.minimum(n_shadow, state.gen_length)
   lead = jnp.minimum(prompt, lead_rows(state.prompt_tokens.shape[1], cfg.model))
-  return Work(
-    forwards=n,
-    rows_fed=n * (fresh + jnp.where(refreshes, prompt, lead)),
-    rows_recomputed=n * (fresh + prompt),
-    passes=passes,
-  )
+  return passes.work(state, state.gen_length + jnp.where(refreshes, prompt, lead), counts, views, cfg)

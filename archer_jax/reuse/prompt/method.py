@@ -27,6 +27,7 @@ with epy.lazy_imports():
   from archer_jax import numerics
   from archer_jax import types
   from archer_jax.model import kv
+  from archer_jax.reuse import _passes as passes
   from archer_jax.reuse.prompt import clauses
   from archer_jax.reuse.prompt import drift as drifts
   from archer_jax.reuse.prompt import forward as forwards
@@ -156,7 +157,7 @@ class Prompt(base.Reuse):
     return states.axes(cfg)
 
   def kept_bytes(self, batch: int, prompt_length: int, cfg: DecodeConfig) -> int:
-    rows = batch * cfg.anchors * states.n_streams(cfg) * prompt_length
+    rows = batch * cfg.anchors * passes.n_streams(cfg) * prompt_length
     return kv.kv_bytes(rows, cfg.model, cfg.dtype)
 
   def plan(self, params, state: DecodeState, cfg: DecodeConfig) -> Plan:

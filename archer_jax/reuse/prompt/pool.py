@@ -138,8 +138,8 @@ def _exchange_rows(
   copied.
 
   Args:
-    active: arrays [B, P, K, H].
-    pooled: the same tree of arrays [B, M, P, K, H].
+    active: arrays [B, K, P, H].
+    pooled: the same tree of arrays [B, M, K, P, H].
     moves: bool [B], rows that change.
     place: int32 [B], of the pool.
   """

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from archer_jax.config import DecodeConfig
 from archer_jax.model.kv import KV
 from archer_jax.model.kv import kv_axes
+from archer_jax.reuse import _passes as passes
 from archer_jax.types import frozen_pytree
 
 
@@ -37,8 +38,8 @@ class Anchors:
 class Kept:
   """Keys and values of the prompt; and hidden states of the canvas [B, G, D], for the drift `hidden` alone."""
 
-  kv: tuple[KV, ...]  # [B, P, K, H]; under guidance a second one, of the unconditional rows
-  pool: tuple[KV, ...] | None  # [B, M, P, K, H] each
+  kv: tuple[KV, ...]  # [B, K, P, H]; under guidance a second one, of the unconditional rows
+  pool: tuple[KV, ...] | None  # [B, M, K, P, H] each
   anchor_hidden: Array | None  # of the canvas in the active anchor's refresh
   last_hidden: Array | None  # of the row's last step
   pool_hidden: Array | None  # [B, M, G, D]
@@ -49,17 +50,12 @@ def probe(cfg: DecodeConfig) -> int | None:
   return cfg.model.n_layers // 2 if cfg.drift == 'hidden' else None
 
 
-def n_streams(cfg: DecodeConfig) -> int:
-  """Forwards side by side: under guidance one with the prompt and one with masks in its place."""
-  return 1 + cfg.guidance
-
-
 def init(prompt_valid: Array, cfg: DecodeConfig) -> tuple[Anchors, Kept]:
   """Nothing kept yet, for prompts [B, P]."""
   batch, length = prompt_valid.shape
   canvas = lambda *rows: jnp.full((*rows, cfg.canvas_length), cfg.model.mask_id, jnp.int32)
   never = lambda *rows: jnp.full(rows, -1, jnp.int32)
-  streams = lambda *rows: tuple(KV.zeros((*rows, length), cfg.model, cfg.dtype) for _ in range(n_streams(cfg)))
+  streams = lambda *rows: tuple(KV.zeros(rows, length, cfg.model, cfg.dtype) for _ in range(passes.n_streams(cfg)))
 
   def hidden(*rows):
     return None if probe(cfg) is None else jnp.zeros((*rows, cfg.canvas_length, cfg.model.d_model), cfg.dtype)
@@ -88,8 +84,8 @@ def axes(cfg: DecodeConfig) -> Kept:
   hidden = lambda *more: None if probe(cfg) is None else ('batch', *more, 'length', 'embed')
   pooled = cfg.anchors > 1
   return Kept(
-    kv=(kv_axes(cfg.model),) * n_streams(cfg),
-    pool=(kv_axes(cfg.model, pooled=True),) * n_streams(cfg) if pooled else None,
+    kv=(kv_axes(cfg.model),) * passes.n_streams(cfg),
+    pool=(kv_axes(cfg.model, pooled=True),) * passes.n_streams(cfg) if pooled else None,
     anchor_hidden=hidden(),
     last_hidden=hidden(),
     pool_hidden=hidden('anchors') if pooled else None,
