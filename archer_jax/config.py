@@ -39,7 +39,8 @@ class ModelConfig:
     qk_norm: whether every head's queries and keys pass an RMSNorm of their own before RoPE, so that the logits of
       attention cannot grow without bound. Neither published family has it; the bundled model trains faster with it.
     max_length: largest number of prompt and canvas tokens together.
-    mask_id, eos_id, pad_id: token ids.
+    mask_id, eos_id: token ids.
+    pad_id: token id, or None; padding is never read, but `saber` may lower this token's logit.
     logit_alignment: `same_position`, or `shifted` where position i is read from row i - 1.
   """
 
@@ -57,7 +58,7 @@ class ModelConfig:
   max_length: int
   mask_id: int
   eos_id: int
-  pad_id: int
+  pad_id: int | None
   logit_alignment: str
   qk_norm: bool = False
 
@@ -70,8 +71,13 @@ class ModelConfig:
     if self.head_dim % 2:
       raise ValueError(f'head_dim must be even for rotary embeddings, got {self.head_dim}')
     for field in ('mask_id', 'eos_id', 'pad_id'):
-      if not 0 <= getattr(self, field) < self.vocab_size:
-        raise ValueError(f'{field} must be in [0, {self.vocab_size}), got {getattr(self, field)}')
+      value = getattr(self, field)
+      if value is None and field == 'pad_id':
+        continue
+      if not 0 <= value < self.vocab_size:
+        raise ValueError(f'{field} must be in [0, {self.vocab_size}), got {value}')
+    if self.eos_id == self.mask_id:
+      raise ValueError(f'eos_id must be another token than the mask, got {self.eos_id} for both')
     if self.logit_alignment not in (SAME_POSITION, SHIFTED):
       raise ValueError(f'logit_alignment must be {SAME_POSITION} or {SHIFTED}, got {self.logit_alignment!r}')
 
@@ -96,6 +102,8 @@ class _Program:
     dtype: dtype of parameters, matmuls and kept keys and values, `float32` or `bfloat16`.
     guidance: whether an unconditional forward rides along (classifier-free guidance).
     end_ids: the end tokens, by default the model's own.
+    unknown_ids: ranges (first, past the last) of ids that stand for no text, as where a vocabulary is padded beyond its
+      tokenizer. They are never written, but keep their share of every probability.
     trace_steps: length of the per-step records kept in the state, 0 for none.
   """
 
@@ -107,6 +115,7 @@ class _Program:
   dtype: str = 'float32'
   guidance: bool = False
   end_ids: tuple[int, ...] = ()
+  unknown_ids: tuple[tuple[int, int], ...] = ()
   trace_steps: int = 0
 
   def __post_init__(self):

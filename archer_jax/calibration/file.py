@@ -36,9 +36,10 @@ def calibration_file(checkpoint: str | Path | None) -> Path:
 
 
 def fingerprint(manifest: Manifest) -> str:
-  """SHA-256 of what a checkpoint is; recommended settings may change and are left out."""
+  """SHA-256 of what a checkpoint is; recommended settings and what is told of its tokenizer's files are left out."""
   content = dataclasses.asdict(manifest)
-  del content['defaults']
+  for name in ('defaults', 'end_ids', 'tokenizer_size'):
+    del content[name]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,6 +10,7 @@ What may look at the manifest before JAX is imported stands in manifest.py.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import json
@@ -49,6 +50,7 @@ def writer(
   tokenizer_dir: str | Path | None = None,
   defaults: Mapping[str, Any] | None = None,
   sources: Mapping[str, str] | None = None,
+  end_ids: Sequence[int] = (),
 ) -> Iterator[Callable[[dict], None]]:
   """Makes a checkpoint out of parts of the parameter tree, so that never more than a part is in memory.
 
@@ -62,6 +64,7 @@ def writer(
     tokenizer_dir: folder whose tokenizer files are copied byte by byte.
     defaults: recommended decoding settings, kept in the manifest.
     sources: SHA-256 of each source file, kept in the manifest.
+    end_ids: end tokens beside those of `config` and of the tokenizer.
 
   Yields:
     A function that writes a part: a tree like that of `abstract_params`, with leaves left out.
@@ -110,6 +113,8 @@ def writer(
       for name in TOKENIZER_FILES:
         if (Path(tokenizer_dir) / name).is_file():
           shutil.copyfile(Path(tokenizer_dir) / name, stage / 'tokenizer' / name)
+    tokenizer = text.load_tokenizer(stage / 'tokenizer', config, end_ids)
+    known = (config.eos_id, *end_ids) if tokenizer is None else tokenizer.end_ids
     files = {f.relative_to(stage).as_posix(): f.stat().st_size for f in sorted(stage.rglob('*')) if f.is_file()}
     manifest = Manifest(
       config=config,
@@ -118,9 +123,13 @@ def writer(
       sources=sources or {},
       files=files,
       digests={name: sha256(stage / name) for name, size in files.items() if size <= _DIGEST_BYTES},
+      end_ids=tuple(dict.fromkeys(known)),
+      tokenizer_size=None if tokenizer is None else tokenizer.size,
     )
-    text = json.dumps({'format_version': FORMAT_VERSION, **dataclasses.asdict(manifest)}, indent=2, ensure_ascii=False)
-    (stage / 'manifest.json').write_text(text + '\n', 'utf-8')
+    content = json.dumps(
+      {'format_version': FORMAT_VERSION, **dataclasses.asdict(manifest)}, indent=2, ensure_ascii=False
+    )
+    (stage / 'manifest.json').write_text(content + '\n', 'utf-8')
     stage.rename(path)
   except BaseException:
     shutil.rmtree(stage, ignore_errors=True)
@@ -178,7 +187,7 @@ def load(
   else:
     shardings = sharding.param_shardings(config, mesh)
   target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), target, shardings)
-  tokenizer = text.load_tokenizer(path / 'tokenizer', config)
+  tokenizer = text.load_tokenizer(path / 'tokenizer', config, manifest.end_ids)
   try:
     metadata = ocp.metadata(path / 'params').metadata
   except Exception as error:

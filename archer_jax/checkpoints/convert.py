@@ -100,6 +100,7 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
     warnings.warn(f'{source} has no tokenizer files; the checkpoint will take prompt_ids only', stacklevel=2)
   else:
     text.load_tokenizer(source, config)  # raises if it would not load later
+  end_ids = text.generation_end_ids(source, config)
 
   with tqdm(total=sum(f.stat().st_size for f in files), unit='B', unit_scale=True, disable=not progress) as bar:
     bar.set_description('hashing')
@@ -107,7 +108,9 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
     sources = {file.name: manifest.sha256(file, bar.update) for file in hashed}
     bar.reset()
     bar.set_description('converting')
-    with checkpoint.writer(output, config, dtype, tokenizer_dir=tokenizer_dir, sources=sources) as write:
+    with checkpoint.writer(
+      output, config, dtype, tokenizer_dir=tokenizer_dir, sources=sources, end_ids=end_ids
+    ) as write:
       part, size = {}, 0
       for tensor in tensors:
         count = math.prod(tensor.shape)

@@ -5,6 +5,7 @@ Plain Python without JAX, so that a command line can look at a checkpoint before
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
@@ -41,6 +42,8 @@ class Manifest:
     sources: SHA-256 of each file that the parameters were converted from.
     files: bytes of each file under the folder; a torn copy is found by them before Orbax reads it.
     digests: SHA-256 of those files that are small enough to be read twice, all of Orbax's own metadata among them.
+    end_ids: every token that ends an answer, by config.json, generation_config.json, tokenizer and chat template.
+    tokenizer_size: how many ids the tokenizer has a token for; None without a tokenizer.
   """
 
   config: ModelConfig
@@ -49,6 +52,8 @@ class Manifest:
   sources: Mapping[str, str]
   files: Mapping[str, int]
   digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  end_ids: Sequence[int] = ()
+  tokenizer_size: int | None = None
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -87,6 +92,7 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
       isinstance(part, dict) for part in (manifest.defaults, manifest.sources, manifest.files, manifest.digests)
     ):
       raise TypeError('defaults, sources, files and digests must be objects')
+    check_end_ids('end_ids', manifest.end_ids, manifest.config)
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{file} is not a manifest: {error}') from error
   if manifest.dtype not in DTYPES:
@@ -100,6 +106,17 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
     if name in manifest.digests and sha256(path / name) != manifest.digests[name]:
       raise ValueError(f'checkpoint {path} is damaged: {name} is not as it was written')
   return manifest
+
+
+def check_end_ids(name: str, ids: Any, config: ModelConfig) -> None:
+  """Raises ValueError unless `ids` is a sequence of tokens of the model other than the mask."""
+  if not isinstance(ids, list | tuple):
+    raise ValueError(f'{name} must be a list of token ids, got {ids!r}')
+  for token in ids:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < config.vocab_size:
+      raise ValueError(f'{name} must be token ids in [0, {config.vocab_size}), got {token!r}')
+    if token == config.mask_id:
+      raise ValueError(f'{name} must be other tokens than the mask {config.mask_id}')
 
 
 def sha256(file: Path, progress: Callable[[int], Any] = lambda count: None) -> str:

@@ -6,12 +6,14 @@ transformers is imported when a tokenizer is loaded and not before: it takes abo
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from archer_jax.checkpoints.manifest import check_end_ids
 from archer_jax.checkpoints.manifest import has_tokenizer
 from archer_jax.config import ModelConfig
 
@@ -24,14 +26,22 @@ class Tokenizer:
 
   Attributes:
     hf: the transformers tokenizer, for anything that is not here.
-    end_ids: the model's end-of-text token, and the chat template's end-of-turn token if there is one.
+    end_ids: every token that ends an answer: the model's end-of-text token, those that were named beside it, the
+      tokenizer's own and the chat template's end of turn.
+    unknown_ids: ranges (first, past the last) of the model's ids that the tokenizer has no token for; masks and end
+      tokens are none of them.
+    size: how many ids it has a token for.
   """
 
-  def __init__(self, hf: Any, config: ModelConfig):
+  def __init__(self, hf: Any, config: ModelConfig, end_ids: Sequence[int] = ()):
     self.hf = hf
     self._mask_id = config.mask_id
-    end_of_turn = self._end_of_turn()
-    self.end_ids = (config.eos_id,) if end_of_turn in (None, config.eos_id) else (config.eos_id, end_of_turn)
+    ends = (config.eos_id, *end_ids, hf.eos_token_id, self._end_of_turn())
+    self.end_ids = tuple(dict.fromkeys(token for token in ends if token is not None))
+    check_end_ids('the end tokens of tokenizer and template', self.end_ids, config)
+    known = set(hf.get_vocab().values())
+    self.size = len(known)
+    self.unknown_ids = _ranges(sorted(set(range(config.vocab_size)) - known - {config.mask_id, *self.end_ids}))
 
   def encode(self, prompt: str) -> list[int]:
     """Token ids of a raw prompt, without any token that is not in the text.
@@ -84,12 +94,49 @@ class Tokenizer:
     return special[max(closing, key=len)] if closing else None
 
 
-def load_tokenizer(folder: str | Path, config: ModelConfig) -> Tokenizer | None:
+def _ranges(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+  """Rising ids as ranges (first, past the last)."""
+  ranges = []
+  for token in ids:
+    if ranges and ranges[-1][1] == token:
+      ranges[-1] = ranges[-1][0], token + 1
+    else:
+      ranges.append((token, token + 1))
+  return tuple(ranges)
+
+
+def generation_end_ids(folder: str | Path, config: ModelConfig) -> tuple[int, ...]:
+  """The end tokens that generation_config.json of `folder` names; none if there is no such file or it names none.
+
+  Raises:
+    ValueError: the file is no JSON object, or what it names are no tokens of the model.
+  """
+  file = Path(folder) / 'generation_config.json'
+  if not file.is_file():
+    return ()
+  try:
+    content = json.loads(file.read_text('utf-8'))
+  except ValueError as error:
+    raise ValueError(f'{file} is not JSON: {error}') from error
+  if not isinstance(content, dict):
+    raise ValueError(f'{file} must be a JSON object, got {type(content).__name__}')
+  ids = content.get('eos_token_id')
+  ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+  check_end_ids(f'eos_token_id in {file}', ids, config)
+  return tuple(ids)
+
+
+def load_tokenizer(folder: str | Path, config: ModelConfig, end_ids: Sequence[int] = ()) -> Tokenizer | None:
   """Loads the tokenizer files of `folder`, or returns None if there are none.
 
   Only the generic classes are used, by the files that are there and not by the class that tokenizer_config.json names:
   tokenizer.json says everything, and a vocab.json with merges.txt is what Qwen2 and Dream publish (Dream's own class
   is Qwen2's under another name). So no code from the folder is ever run and nothing is fetched.
+
+  Args:
+    folder: with the tokenizer's files, and generation_config.json if there is one.
+    config: the model's.
+    end_ids: end tokens that are known from elsewhere.
 
   Raises:
     ValueError: if the files cannot be read as a tokenizer, or have tokens that the model does not have.
@@ -113,4 +160,4 @@ def load_tokenizer(folder: str | Path, config: ModelConfig) -> Tokenizer | None:
     raise ValueError(f'the tokenizer in {folder} cannot be read: {error}') from error
   if (largest := max(hf.get_vocab().values(), default=0)) >= config.vocab_size:
     raise ValueError(f'the tokenizer in {folder} has token id {largest}, the model only {config.vocab_size} tokens')
-  return Tokenizer(hf, config)
+  return Tokenizer(hf, config, (*generation_end_ids(folder, config), *end_ids))

@@ -16,6 +16,7 @@ import jax
 from rich.console import Console
 
 from archer_jax.checkpoints import checkpoint
+from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.engine.engine import Setup
 from archer_jax.engine.engine import Timing
@@ -65,6 +66,7 @@ class Job:
     is_example: whether the prompt is the checkpoint's own, since none was given.
     n_records: of the input, None if that cannot be told before it is read.
     mesh: where the parameters are, if devices were asked for.
+    end_ids: every end token that the checkpoint names.
     part: what this process has to do of a job in a folder, None where there is no folder.
     group: the processes of the job, None where there is no folder.
     together: whether they decode all records on one mesh, of which the first writes them.
@@ -79,6 +81,7 @@ class Job:
   is_example: bool
   n_records: int | None
   mesh: jax.sharding.Mesh | None
+  end_ids: tuple[int, ...] = ()
   part: Part | None = None
   group: Group | None = None
   together: bool = False
@@ -145,6 +148,7 @@ class Job:
       params=self.params,
       tokenizer=self.tokenizer,
       settings=self.settings,
+      end_ids=self.end_ids,
       # The example shows what it is an example of.
       trace=self.is_example or any(options[name] is not None for name in ('trace', 'report')),
       decode=Watch(self.tokenizer).decode if options['watch'] else None,
@@ -265,6 +269,7 @@ class Job:
     if not options['stats']:
       return
     console.print(summary.table(timing))
+    console.print(f'end tokens: {", ".join(map(str, self.end_ids))}', style='dim')
     if caution := self.settings.methods.caution:
       console.print(f'note: {caution}', soft_wrap=True)
     if options['output'] not in (None, '-') and self.part is None:
@@ -301,6 +306,8 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
       raise ValueError(f'input {options["input"]} has no records')
   mesh = None if options['mesh'] is None else make_mesh(options['mesh'])
   _, params, tokenizer = checkpoint.load(options['checkpoint'], dtype=options['dtype'], mesh=mesh)
+  named = read_manifest(options['checkpoint']).end_ids if tokenizer is None else tokenizer.end_ids
+  end_ids = tuple(dict.fromkeys((settings.model.eos_id, *named)))
   if tokenizer is None and options['output'] is None:
     raise ValueError('output must be given: the checkpoint has no tokenizer to write text with')
   if settings.chat and (tokenizer is None or tokenizer.hf.chat_template is None):
@@ -323,6 +330,7 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
     is_example=is_example,
     n_records=n_records,
     mesh=mesh,
+    end_ids=end_ids,
   )
 
 

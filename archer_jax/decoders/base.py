@@ -34,6 +34,7 @@ if TYPE_CHECKING:
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.config import ModelConfig
   from archer_jax.types import DecodeState
   from archer_jax.types import Update
   from archer_jax.types import Views
@@ -102,9 +103,9 @@ class Decoder:
     del name, switches
     return None
 
-  def check(self, knobs: Mapping[str, Any], block_length: int | None) -> None:
-    """Raises ValueError for knobs of a row that do not go together."""
-    del knobs, block_length
+  def check(self, knobs: Mapping[str, Any], block_length: int | None, model: ModelConfig) -> None:
+    """Raises ValueError for knobs of a row that do not go together, or not with the model."""
+    del knobs, block_length, model
 
 
 def block_index(state: DecodeState, cfg: DecodeConfig) -> Array:
@@ -185,7 +186,8 @@ def candidates(
   """Candidates of `wino`, `llada` and `saber`.
 
   The token is the argmax of z + temperature * Gumbel noise. With `never` the mask token is no candidate but stays in
-  the softmax that the confidence comes from. The confidence is that of the clean logits, whatever the temperature.
+  the softmax that the confidence comes from, as ids do that stand for no text. The confidence is that of the clean
+  logits, whatever the temperature.
 
   Args:
     state: the current state.
@@ -196,8 +198,9 @@ def candidates(
   """
   keys = numerics.position_keys(state.seed, numerics.TOKEN_STREAM, state.row_step, index)
   choice = numerics.add_gumbel(z, state.knobs.temperature, keys)
-  if not (cfg.allows_mask if with_mask is None else with_mask):
-    choice = jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.mask_id, -jnp.inf, choice)
+  barred = never_written(cfg, cfg.allows_mask if with_mask is None else with_mask)
+  if barred is not None:
+    choice = jnp.where(barred, -jnp.inf, choice)
   token, gap = numerics.best_token(choice)
   confidence = numerics.log_odds(z, token)
   # Where the confidence does not change continuously as the best token changes, every candidate must hold.
@@ -206,6 +209,18 @@ def candidates(
     confidence = jnp.where(is_any(token, end_tokens(cfg)), -jnp.inf, confidence)
     exact = jnp.zeros_like(exact)
   return Candidates(token=token, gap=gap, confidence=confidence, exact=exact)
+
+
+def never_written(cfg: DecodeConfig, with_mask: bool) -> Array | None:
+  """Bool [V]: tokens that are no candidates: ids that stand for no text, the mask unless `with_mask`; None if none."""
+  ranges = (*cfg.unknown_ids, *(() if with_mask else ((cfg.model.mask_id, cfg.model.mask_id + 1),)))
+  if not ranges:
+    return None
+  token = jnp.arange(cfg.model.vocab_size)
+  barred = jnp.zeros(token.shape, bool)
+  for first, end in ranges:
+    barred |= (token >= first) & (token < end)
+  return barred
 
 
 def permitted(logits: Array, cfg: DecodeConfig) -> Array:

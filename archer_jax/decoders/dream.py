@@ -42,6 +42,7 @@ if TYPE_CHECKING:
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.config import ModelConfig
   from archer_jax.types import DecodeState
   from archer_jax.types import Update
   from archer_jax.types import Views
@@ -54,7 +55,7 @@ class _Filtered:
   """Logits after temperature and filters."""
 
   choice: Array  # float32 [B, R, V], minus infinity where a token may not be written
-  full: Array  # float32 [B, R, V], the same with the mask token in it: what probabilities are taken from
+  full: Array  # float32 [B, R, V], the same with what is never written: what probabilities are taken from
   cut_margin: Array  # float32 [B, R], margin of the filters' cuts, in units of the scaled logits
   lead: Array  # float32 [B, R], lead of the best token before the filters; infinite where none was active
 
@@ -91,7 +92,8 @@ class Dream(base.Decoder):
     many = base.block_count(state.gen_length, cfg) > 1
     return super().reads(state, views, cfg) & ((~many | last)[:, None] | base.in_turn(state, views.columns, cfg))
 
-  def check(self, knobs: Mapping[str, Any], block_length: int | None) -> None:
+  def check(self, knobs: Mapping[str, Any], block_length: int | None, model: ModelConfig) -> None:
+    del model
     blocks = -(-knobs['gen_length'] // (block_length or knobs['gen_length']))
     if blocks > 1 and knobs['steps'] < 2 * blocks:
       raise ValueError(
@@ -178,10 +180,10 @@ def _filter(z: Array, top_p: Array, top_k: Array, cfg: DecodeConfig) -> _Filtere
   """Nucleus, then top-k filter of scaled logits [B, R, V].
 
   With `never` the mask token is no candidate of either filter, but its logit stays among those that probabilities are
-  taken from.
+  taken from. So it is with ids that stand for no text.
   """
-  is_mask = jnp.arange(z.shape[-1]) == cfg.model.mask_id
-  choice = z if cfg.allows_mask else jnp.where(is_mask, -jnp.inf, z)
+  barred = base.never_written(cfg, cfg.allows_mask)
+  choice = z if barred is None else jnp.where(barred, -jnp.inf, z)
 
   def filtered():
     # Both filters keep the best n tokens, so that one sort gives both cuts.
@@ -216,7 +218,7 @@ def _filter(z: Array, top_p: Array, top_k: Array, cfg: DecodeConfig) -> _Filtere
   kept, cut_margin, lead = jax.lax.cond(
     jnp.any((top_p < 1) | (top_k > 0)), filtered, lambda: (choice, unbound, unbound)
   )
-  full = kept if cfg.allows_mask else jnp.where(is_mask, z, kept)
+  full = kept if barred is None else jnp.where(barred, z, kept)
   return _Filtered(choice=kept, full=full, cut_margin=cut_margin, lead=lead)
 
 

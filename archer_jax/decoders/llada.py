@@ -36,6 +36,7 @@ if TYPE_CHECKING:
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.config import ModelConfig
   from archer_jax.types import DecodeState
   from archer_jax.types import Update
   from archer_jax.types import Views
@@ -94,7 +95,8 @@ class LLaDA(base.Decoder):
       return 'confidence_eos_eot_inf must not be given with remasking random, whose order has no confidence'
     return None
 
-  def check(self, knobs: Mapping[str, Any], block_length: int | None) -> None:
+  def check(self, knobs: Mapping[str, Any], block_length: int | None, model: ModelConfig) -> None:
+    del model
     length = knobs['gen_length']
     if knobs['steps'] < (blocks := -(-length // block_length)):
       raise ValueError(

@@ -44,9 +44,13 @@ with epy.lazy_imports():
   from archer_jax import types
 
 if TYPE_CHECKING:
+  from collections.abc import Mapping
+  from typing import Any
+
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.config import ModelConfig
   from archer_jax.types import DecodeState
   from archer_jax.types import Update
   from archer_jax.types import Views
@@ -129,6 +133,14 @@ class Saber(base.Decoder):
       return jnp.maximum(state.knobs.steps, state.gen_length)
     return state.gen_length
 
+  def check(self, knobs: Mapping[str, Any], block_length: int | None, model: ModelConfig) -> None:
+    del block_length
+    if model.logit_alignment == SHIFTED and knobs['eos_penalty'] > 0 and model.pad_id is None:
+      raise ValueError(
+        'eos_penalty must be 0 for a model without a pad_token_id, whose logit it would lower, '
+        f'got {knobs["eos_penalty"]}'
+      )
+
   def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
     rule = _shifted if cfg.model.logit_alignment == SHIFTED else _same_position
     return rule(state, views.columns, logits, cfg)
@@ -176,8 +188,10 @@ def _same_position(state: DecodeState, columns: Array, logits: Array, cfg: Decod
 def _shifted(state: DecodeState, columns: Array, logits: Array, cfg: DecodeConfig) -> Update:
   first = state.decoder.first
   eligible = base.mask_positions(state, cfg)
-  is_pad = jnp.arange(cfg.model.vocab_size) == cfg.model.pad_id
-  penalised = jnp.where(is_pad, logits + _penalty(state)[:, None, None], logits)
+  penalised = logits
+  if cfg.model.pad_id is not None:
+    is_pad = jnp.arange(cfg.model.vocab_size) == cfg.model.pad_id
+    penalised = jnp.where(is_pad, logits + _penalty(state)[:, None, None], logits)
   chosen = base.candidates(state, columns, penalised, cfg)
   deficit = _deficit(chosen.confidence)
   accepted = _accept(chosen.confidence, deficit, eligible, first, jnp.full_like(state.row_step, 2))

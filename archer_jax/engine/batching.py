@@ -5,6 +5,7 @@ Axes: B batch, P prompt.
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +42,12 @@ def row_seed(seed: int, index: int) -> int:
 
 
 def batch_config(
-  requests: Sequence['Request'], settings: Settings, *, dtype: str, end_ids: tuple[int, ...], trace: bool
+  requests: Sequence['Request'], settings: Settings, *, dtype: str, trace: bool, **others: Any
 ) -> DecodeConfig:
-  """The config of the program that decodes these requests."""
+  """The config of the program that decodes these requests; `others` are fields that no setting gives."""
   length = bucket('gen_length', max(request.knobs['gen_length'] for request in requests), CANVAS_LENGTHS)
   scales = [settings.knobs['cfg_scale'], *(request.knobs['cfg_scale'] for request in requests)]
-  fixed = {'dtype': dtype, 'end_ids': end_ids, 'guidance': settings.methods.spec.guidance and max(scales) > 0}
+  fixed = {**others, 'dtype': dtype, 'guidance': settings.methods.spec.guidance and max(scales) > 0}
   cfg = settings.config(length, **fixed)
   if trace:
     steps = step_limit(Knobs.stack([request.knobs for request in requests]), cfg)
@@ -65,7 +66,7 @@ def batch_state(requests: Sequence['Request'], seeds: Sequence[int], n_rows: int
     cfg: from `batch_config`.
   """
   length = bucket('prompt', max(len(request.prompt_ids) for request in requests), PROMPT_LENGTHS)
-  tokens = np.full((n_rows, length), cfg.model.pad_id, np.int32)
+  tokens = np.zeros((n_rows, length), np.int32)
   valid = np.zeros((n_rows, length), bool)
   for row, request in enumerate(requests):
     start = length - len(request.prompt_ids)

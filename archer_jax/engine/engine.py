@@ -74,6 +74,7 @@ class Setup:
     params: the model's parameters.
     tokenizer: the checkpoint's, if it has one.
     settings: the run's settings.
+    end_ids: end tokens beside those of the model's config and of the tokenizer.
     trace: whether results carry what was recorded of every step.
     mesh: where the parameters are, if that is more than one device.
     decode: takes a state to its end, in the place of the loop that stops for rows to leave and others to come.
@@ -85,6 +86,7 @@ class Setup:
   params: dict
   tokenizer: Tokenizer | None
   settings: Settings
+  end_ids: tuple[int, ...] = ()
   trace: bool = False
   mesh: Mesh | None = None
   decode: Callable[..., DecodeState] | None = None
@@ -101,9 +103,16 @@ class Setup:
       requests,
       self.settings,
       dtype=str(self.params['embedding'].dtype),
-      end_ids=(self.settings.model.eos_id,) if self.tokenizer is None else self.tokenizer.end_ids,
       trace=self.trace,
+      end_ids=self.all_end_ids,
+      unknown_ids=() if self.tokenizer is None else self.tokenizer.unknown_ids,
     )
+
+  @property
+  def all_end_ids(self) -> tuple[int, ...]:
+    """Every token that ends an answer."""
+    known = (self.settings.model.eos_id,) if self.tokenizer is None else self.tokenizer.end_ids
+    return tuple(dict.fromkeys((*known, *self.end_ids)))
 
 
 @dataclasses.dataclass
@@ -351,7 +360,7 @@ class _Arrivals:
 
 def _arrivals(requests: Sequence[Request], n_slots: int, prompt_length: int, cfg: DecodeConfig) -> _Arrivals:
   """The rows of requests, and filler behind them."""
-  tokens = np.full((n_slots, prompt_length), cfg.model.pad_id, np.int32)
+  tokens = np.zeros((n_slots, prompt_length), np.int32)
   valid = np.zeros(tokens.shape, bool)
   for row, request in enumerate(requests):
     start = prompt_length - len(request.prompt_ids)

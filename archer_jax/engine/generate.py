@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from archer_jax.checkpoints.manifest import check_end_ids
 from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.engine.engine import Engine
 from archer_jax.engine.engine import Setup
@@ -37,6 +38,7 @@ def generate(
   seed: int = 0,
   batch_size: int = 8,
   trace: bool = False,
+  end_ids: Sequence[int] = (),
   **settings: Any,
 ) -> list[Result]:
   """Decodes prompts, one result each, in order.
@@ -52,6 +54,7 @@ def generate(
     seed: the seed of prompt i is folded from it and i, so that equal prompts draw differently.
     batch_size: rows decoded together; no result depends on it.
     trace: whether results carry what was recorded of every step.
+    end_ids: end tokens beside those of the model and of the tokenizer, which has those that its checkpoint names.
     **settings: refresh, block_length, switches and knobs, see `engine.settings.SETTINGS`.
 
   Raises:
@@ -72,7 +75,8 @@ def generate(
       requests.append(make_request(_as_record(prompt), index, run, tokenizer, allow_empty=True))
     except ValueError as error:
       raise ValueError(f'prompts[{index}]: {error}') from error
-  setup = Setup(params=params, tokenizer=tokenizer, settings=run, trace=trace)
+  check_end_ids('end_ids', end_ids, model.config)
+  setup = Setup(params=params, tokenizer=tokenizer, settings=run, end_ids=tuple(end_ids), trace=trace)
   chunks = decode_requests(setup, requests, batch_size=batch_size, n_batches=N_BATCHES)
   return list(itertools.chain.from_iterable(chunks))
 

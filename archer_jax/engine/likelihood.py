@@ -216,9 +216,9 @@ def _batches(
 def _arrays(batch, pairs, seeds, counts, shape: tuple[int, int, int], model: ModelConfig) -> tuple[np.ndarray, ...]:
   """Arguments of `likelihood_terms` from prompts to n_samples, filled up to B rows of P and G columns."""
   n_rows, prompt_length, canvas_length = shape
-  prompt_tokens = np.full((n_rows, prompt_length), model.pad_id, np.int32)
+  prompt_tokens = np.zeros((n_rows, prompt_length), np.int32)
   prompt_valid = np.zeros((n_rows, prompt_length), bool)
-  answers = np.full((n_rows, canvas_length), model.pad_id, np.int32)
+  answers = np.zeros((n_rows, canvas_length), np.int32)
   lengths, sample = np.zeros(n_rows, np.int32), np.zeros(n_rows, np.int32)
   row_seeds, n_samples = np.zeros(n_rows, np.uint32), np.ones(n_rows, np.int32)
   for row, (index, number) in enumerate(batch):

@@ -247,7 +247,7 @@ class Settings:
     knobs = {name: length if value is None else value for name, value in knobs.items()}
     if self.is_block_length_given and self.block_length > length:
       raise ValueError(f'block_length must be at most gen_length, got {self.block_length} and gen_length={length}')
-    specs.load(DECODERS, self.decoder).check(knobs, self.block_length)
+    specs.load(DECODERS, self.decoder).check(knobs, self.block_length, self.model)
     return knobs
 
   def by_name(self) -> dict[str, Any]:
@@ -318,12 +318,10 @@ def make_settings(
     knobs |= {'kappa': None, limit: wanted.get(limit)}
   elif 'quantile' in given and 'kappa' in given:
     raise ValueError('quantile must not be given with kappa: it chooses among the calibrated ones')
-  length = knobs['gen_length']
   block_length = None
   if methods.spec.reads('block_length', model.logit_alignment):
-    # Only who asks for a block longer than the canvas is refused. Without a length the block is the row, however long.
-    default = wanted.get('block_length') or methods.spec.block_length
-    block_length = given.get('block_length') or (default and min(default, length))
+    # Not cut at gen_length, which would be a program for each length: a block ends at the end of its row.
+    block_length = wanted.get('block_length') or methods.spec.block_length
   settings = Settings(
     model=model,
     methods=methods,
@@ -335,7 +333,7 @@ def make_settings(
     quantile=wanted.get('quantile', DEFAULT_QUANTILE),
   )
   # Both refuse what does not go together.
-  settings.config(length)
+  settings.config(knobs['gen_length'])
   settings.row({} if settings.is_calibrated else {'kappa': 1.0})
   return settings
 

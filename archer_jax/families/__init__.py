@@ -17,6 +17,7 @@ from archer_jax.config import ModelConfig
 from archer_jax.families.base import ABSENT
 from archer_jax.families.base import AS_IS
 from archer_jax.families.base import HARMLESS
+from archer_jax.families.base import OPTIONAL
 from archer_jax.families.base import Family
 
 __all__ = ['AS_IS', 'Family', 'config_from_hf', 'families', 'family_of']
@@ -56,6 +57,8 @@ def config_from_hf(hf_config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _check(key: str, value: Any, rule: Any) -> None:
+  if rule is OPTIONAL:
+    rule, value = int | None, None if value is ABSENT else value
   if isinstance(rule, tuple):
     if value not in rule:
       supported = ' or '.join(json.dumps(choice) for choice in rule if choice is not ABSENT)

@@ -7,9 +7,11 @@ from typing import Any
 
 from archer_jax.config import ModelConfig
 
-# What the config tables say of a key: a type that is read, HARMLESS, or a tuple of the values that are supported.
+# What the config tables say of a key: a type that is read, OPTIONAL for an integer that may be null or missing,
+# HARMLESS, or a tuple of the values that are supported.
 # ABSENT among the values means that the published model code takes a supported value where the key is missing.
 HARMLESS = 'harmless'
+OPTIONAL = 'optional'
 ABSENT = '(no such key)'
 
 # Keys of every config.json.

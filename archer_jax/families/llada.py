@@ -9,6 +9,7 @@ from archer_jax.families.base import ABSENT
 from archer_jax.families.base import AS_IS
 from archer_jax.families.base import BOOKKEEPING
 from archer_jax.families.base import HARMLESS
+from archer_jax.families.base import OPTIONAL
 from archer_jax.families.base import Family
 from archer_jax.families.base import head_dim
 
@@ -29,7 +30,7 @@ _KEYS = BOOKKEEPING | {
   'max_sequence_length': int,
   'mask_token_id': int,
   'eos_token_id': int,
-  'pad_token_id': int,
+  'pad_token_id': OPTIONAL,
   'rope': (True,),
   'rope_theta': float,
   'rope_full_precision': (True, ABSENT),
@@ -104,7 +105,7 @@ def _config(c: Mapping[str, Any]) -> ModelConfig:
     max_length=c['max_sequence_length'],
     mask_id=c['mask_token_id'],
     eos_id=c['eos_token_id'],
-    pad_id=c['pad_token_id'],
+    pad_id=c.get('pad_token_id'),
     logit_alignment=SAME_POSITION,
   )
 

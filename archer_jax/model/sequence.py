@@ -51,7 +51,7 @@ class Inputs:
 class Rows:
   """The rows of a forward."""
 
-  tokens: Array  # int32 [B, T]
+  tokens: Array  # int32 [B, T], past the vocabulary at padding
   positions: Array  # int32 [B, T]
   attn_mask: Array  # bool [B, 1, T, T]
 
@@ -66,7 +66,9 @@ def lay_out(inputs: Inputs, shadow: Shadow | None, config: ModelConfig) -> Rows:
   keys = jnp.concatenate([inputs.prompt_valid, inputs.canvas_valid], axis=1)
   rows = prompt_length + inputs.canvas_length
   mask = jnp.broadcast_to(keys[:, None, :], (batch, rows, rows))
-  tokens = jnp.concatenate([inputs.prompt_tokens, inputs.canvas], axis=1)
+  # Attention weighs padding with zero, which is not enough: zero times what is no number is none.
+  padding = jnp.int32(config.vocab_size)
+  tokens = jnp.where(keys, jnp.concatenate([inputs.prompt_tokens, inputs.canvas], axis=1), padding)
   positions = jnp.concatenate([prompt_positions, canvas_positions], axis=1)
   if shadow is not None:
     twin = shadow.columns
@@ -78,7 +80,7 @@ def lay_out(inputs: Inputs, shadow: Shadow | None, config: ModelConfig) -> Rows:
     unseen = jnp.zeros((batch, rows, length), bool)
     top = jnp.concatenate([mask, unseen], axis=2)
     mask = jnp.concatenate([top, jnp.concatenate([sees_rows, sees_shadow], axis=2)], axis=1)
-    tokens = jnp.concatenate([tokens, jnp.full_like(twin, config.mask_id)], axis=1)
+    tokens = jnp.concatenate([tokens, jnp.where(shadow.valid, config.mask_id, padding)], axis=1)
     positions = jnp.concatenate([positions, valid_length + twin], axis=1)
   return Rows(tokens=tokens, positions=positions, attn_mask=mask[:, None])
 
@@ -91,7 +93,9 @@ def lead_rows(prompt_length: int, config: ModelConfig) -> int:
 def head_rows(inputs: Inputs, views: Views, canvas_start: int, config: ModelConfig) -> Array:
   """Rows of a forward that the decision columns, and behind them the shadow, read their logits from.
 
-  Columns past the canvas, which nobody reads, take its last row: every index is in range by construction.
+  Columns past the canvas, which nobody reads, take its last row: every index is in range by construction. While there
+  is no prompt and nothing but masks, all rows are the same but for their rounding, and all columns read the first one:
+  a tie is a tie then, whatever the batch, and goes to the lowest column.
 
   Args:
     inputs: prompt and canvas.
@@ -107,6 +111,8 @@ def head_rows(inputs: Inputs, views: Views, canvas_start: int, config: ModelConf
     # The first column reads the last prompt row, and its own where there is no prompt.
     has_prompt = jnp.any(inputs.prompt_valid, axis=1, keepdims=True)
     column = jnp.where((column > 0) | has_prompt, column - 1, column)
+  is_written = jnp.any((inputs.canvas != config.mask_id) & inputs.canvas_valid, axis=1, keepdims=True)
+  column = jnp.where(is_written | jnp.any(inputs.prompt_valid, axis=1, keepdims=True), column, 0)
   n_shadow = 0 if views.shadow is None else views.shadow.columns.shape[1]
   shadow = inputs.canvas_length + jnp.arange(n_shadow, dtype=jnp.int32)
   shadow = jnp.broadcast_to(shadow, (column.shape[0], n_shadow))

@@ -200,7 +200,7 @@ class Transformer(nn.Module):
     anybody attends. Work that nobody asked for is not done: the last layer attends from `head_rows` only.
 
     Args:
-      tokens: int32 [B, T].
+      tokens: int32 [B, T]; an id past the vocabulary is padding, and enters as zeros.
       positions: int32 [B, T], for RoPE.
       attn_mask: bool [B, 1, T, S], True = may attend.
       head_rows: int32 [B, R], rows whose logits are wanted, all in [0, T); None = every row, in order.
@@ -246,8 +246,8 @@ class Transformer(nn.Module):
     return rotary_table(positions, self.config.head_dim, self.config.rope_theta)
 
   def embed(self, tokens: Array) -> Array:
-    """Embeddings [B, T, D]."""
-    return jnp.take(self.embedding, tokens, axis=0)
+    """Embeddings [B, T, D]; an id past the vocabulary is padding, which enters as zeros."""
+    return jnp.take(self.embedding, tokens, axis=0, mode='fill', fill_value=0)
 
   def _trunk(self, tokens, positions, attn_mask, kept, key_start, columns, probe):
     """Every layer but the last, and what the last one attends to."""

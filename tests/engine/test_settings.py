@@ -26,7 +26,9 @@ def test_built_in_defaults():
   assert settings.switches['drift'] == 'token'
   assert make_settings(DREAM, {}).decoder == 'dream'
   assert make_settings(DREAM, {}).block_length is None
-  assert make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 20}).block_length == 20
+  # A program for each canvas, not for each length: a block ends with its row.
+  shorter = [make_settings(CONFIG, {'decoder': 'wino', 'gen_length': n}) for n in (17, 18, 20)]
+  assert len({settings.config(32) for settings in shorter}) == 1
 
 
 def test_given_beats_recommended_beats_default():
@@ -45,7 +47,7 @@ def test_recommendations_for_another_choice_are_left_out():
   assert settings.row({})['threshold'] == specs.knobs()['threshold'].default
   assert settings.switches['shadow'] == 'official'
   # A block longer than the canvas is refused only to who asks for it.
-  assert settings.block_length == 8
+  assert settings.config(16).block_length == 16
 
 
 @pytest.mark.parametrize(
