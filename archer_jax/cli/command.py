@@ -54,8 +54,9 @@ def define_flags(values: flags.FlagValues) -> Groups:
     'What to decode': [
       define.text('checkpoint', 'folder that tools/convert_weights.py made (default: the bundled model)'),
       define.texts('prompt', 'a prompt; may be given again'),
-      define.text('input', 'file of JSON lines with id, prompt | messages | prompt_ids, seed, knobs; - is stdin'),
+      define.text('input', 'file of JSON lines with id, prompt | messages | prompt_ids, seed, stop, knobs; - is stdin'),
       define.switch('chat', False, "prompts are a user's turn in the checkpoint's chat template"),
+      define.texts('stop', 'a text before which an answer ends; may be given again'),
     ],
     'Where to': [
       define.text(
@@ -112,7 +113,7 @@ def parse(argv: Sequence[str]) -> Command:
   options, given = read_flags(argv, define_flags)
   # The same without JAX, so that nothing heavy is done for a wrong flag.
   manifest = read_manifest(options['checkpoint'])
-  settings = make_settings(manifest.config, given, recommended=manifest.defaults)
+  settings = make_settings(manifest.config, given, recommended=manifest.defaults, stop=options['stop'] or ())
   for name in ('input', 'output', 'trace', 'profile'):
     if options[name] == '':
       raise ValueError(f'{name} must not be empty')

@@ -43,6 +43,7 @@ from archer_jax.engine.batching import batch_config
 from archer_jax.engine.batching import bucket
 from archer_jax.engine.requests import Request
 from archer_jax.engine.results import Result
+from archer_jax.engine.results import has_stopped
 from archer_jax.engine.results import make_result
 from archer_jax.engine.settings import Settings
 from archer_jax.loop.slots import decode_chunk
@@ -296,9 +297,12 @@ class _Batch:
       host. Meanwhile the next chunk runs.
     """
     done = _wait(self._state.done)
+    stopped = self._stopped(done)
     start, self._clock = self._clock, time.perf_counter()
     self._timing.decode_seconds += self._clock - start
-    leaving = [slot for slot, (ticket, _) in self._owners.items() if done[slot] or ticket in self._given_up]
+    leaving = [
+      slot for slot, (ticket, _) in self._owners.items() if done[slot] or slot in stopped or ticket in self._given_up
+    ]
     finished = [self._owners.pop(slot) for slot in leaving]
     rows = self._move(leaving, take)
     self._start()
@@ -308,6 +312,17 @@ class _Batch:
     ]
     self._given_up.difference_update(ticket for ticket, _ in finished)
     return results
+
+  def _stopped(self, done: np.ndarray) -> set[int]:
+    """Slots whose rows are running and have written one of their stop strings."""
+    slots = [slot for slot, (_, request) in self._owners.items() if request.stop and not done[slot]]
+    if not slots or self._setup.decode is not None:
+      return set()
+    canvas, block = _wait(self._state.canvas), _wait(self._state.block)
+    ends = lambda slot: has_stopped(
+      self._owners[slot][1], canvas[slot], int(block[slot]), self._setup.tokenizer, self.cfg
+    )
+    return {slot for slot in slots if ends(slot)}
 
   def _move(self, leaving: Sequence[int], take: _Take) -> dict[str, Any] | None:
     """Rows out of their slots and new ones into all that are free; returns what the host needs of those that left."""
@@ -329,11 +344,16 @@ class _Batch:
       self._state = self._setup.decode(params, self._state, cfg=self.cfg)
     else:
       chunk = decode_chunk if mesh is None else sharded(decode_chunk, mesh)
-      self._state = chunk(params, self._state, *self._pace, cfg=self.cfg)
+      max_steps, min_done = self._pace
+      if any(request.stop for _, request in self._owners.values()):
+        # Texts are read between chunks. A row must not go on until others let its chunk end, or its counters and what
+        # stands behind its stop string would depend on them.
+        max_steps = np.int32(1)
+      self._state = chunk(params, self._state, max_steps, min_done, cfg=self.cfg)
 
 
 def _wait(flags: Array) -> np.ndarray:
-  """The flags on the host, once the chunk that computes them is through."""
+  """The flags, or any array of the state, on the host, once the chunk that computes them is through."""
   start = time.perf_counter()
   # Waiting in slices lets a keyboard interrupt through, which a wait inside XLA would hold up to the chunk's end. A
   # slice is a hundredth of the wait so far, so that a chunk of milliseconds takes little longer than that.

@@ -1,7 +1,7 @@
 """Records in: parsed, checked one by one, and turned into requests or refusals that name what is wrong.
 
-A record is `{"id": any, "prompt": text | "messages": [...] | "prompt_ids": [...]}` plus optional `seed` and knobs by
-their names in `specs.knobs()`.
+A record is `{"id": any, "prompt": text | "messages": [...] | "prompt_ids": [...]}` plus optional `seed`, `stop` (a
+text or a list of texts) and knobs by their names in `specs.knobs()`.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from archer_jax.engine.batching import PROMPT_LENGTHS
 from archer_jax.engine.batching import bucket
 from archer_jax.engine.settings import Settings
 from archer_jax.engine.settings import check_setting
+from archer_jax.engine.settings import check_stop
 
 _PROMPTS = ('prompt', 'messages', 'prompt_ids')
 # Longer names do not fit every file system, and a dot may begin none: `.` and `..` are folders.
@@ -39,6 +40,7 @@ class Request:
     prompt_ids: token ids of the prompt.
     seed: its own seed, or None for the one that follows from the run's.
     knobs: every knob.
+    stop: texts before the first of which the answer ends.
   """
 
   index: int
@@ -46,6 +48,7 @@ class Request:
   prompt_ids: Sequence[int]
   seed: int | None
   knobs: Mapping[str, float | int]
+  stop: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +127,10 @@ def make_request(
   Raises:
     ValueError: what is wrong with it, naming the field.
   """
-  if unknown := sorted(set(record) - {'id', 'seed', *_PROMPTS, *specs.knobs()}):
-    raise ValueError(f'{unknown[0]} is no field of a record; there are id, {", ".join(_PROMPTS)}, seed and the knobs')
+  if unknown := sorted(set(record) - {'id', 'seed', 'stop', *_PROMPTS, *specs.knobs()}):
+    raise ValueError(
+      f'{unknown[0]} is no field of a record; there are id, {", ".join(_PROMPTS)}, seed, stop and the knobs'
+    )
   given = [name for name in _PROMPTS if name in record]
   if len(given) != 1:
     raise ValueError(f'a record must have one of {", ".join(_PROMPTS)}, got {" and ".join(given) or "none"}')
@@ -148,7 +153,10 @@ def make_request(
   bucket(field, len(ids), PROMPT_LENGTHS)
   bucket('gen_length', knobs['gen_length'], CANVAS_LENGTHS)
   seed = check_setting('seed', record['seed']) if 'seed' in record else None
-  return Request(index=index, id=record.get('id', index), prompt_ids=ids, seed=seed, knobs=knobs)
+  stop = check_stop(record['stop']) if 'stop' in record else settings.stop
+  if stop and tokenizer is None:
+    raise ValueError('stop needs a tokenizer, which the checkpoint does not have')
+  return Request(index=index, id=record.get('id', index), prompt_ids=ids, seed=seed, knobs=knobs, stop=stop)
 
 
 def _prompt_ids(

@@ -3,6 +3,7 @@
 Axes: G canvas, S trace steps.
 """
 
+import bisect
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -38,12 +39,12 @@ class Result:
   Attributes:
     index: its place in the input.
     id: its name, by default the index.
-    text: the answer up to its first end token; empty without a tokenizer and after an error.
+    text: the answer up to its first end token or stop string; empty without a tokenizer and after an error.
     token_ids: the row's whole canvas, gen_length of them.
-    finish_reason: `stop` if an end token stands in the canvas, `length` if none does, `error`.
+    finish_reason: `stop` if an end token stands in the canvas or a stop string in the text, else `length`; `error`.
     seed: the row's seed, which reproduces it; None for a request that was refused.
     prompt_tokens, canvas_tokens: tokens of the prompt and of the canvas.
-    generated_tokens: tokens before the first end token, masks not counted.
+    generated_tokens: tokens before the first end token, masks not counted; under a stop string those of the text.
     steps, nfe, refreshes, accepted, remasked, flip_flops: see `types.Counters`.
     error: what is wrong, if anything is.
     rows_fed, rows_recomputed: token rows that went through the model for this request, and those that recomputing
@@ -81,6 +82,32 @@ class Result:
     return fields if self.error is None else {**fields, 'error': self.error}
 
 
+def find_stop(text: str, stop: Sequence[str]) -> int | None:
+  """Where the first of the stop strings begins, or None."""
+  return min((found for found in map(text.find, stop) if found >= 0), default=None)
+
+
+def has_stopped(request: Request, canvas: np.ndarray, block: int, tokenizer: Tokenizer, cfg: DecodeConfig) -> bool:
+  """Whether a stop string stands among the tokens of a row that is running and that count: those before its first mask.
+
+  Where a token of an unfinished block may still be taken back only those of finished blocks count, as for end tokens.
+
+  Args:
+    request: what was asked.
+    canvas: int32 [G], of the row.
+    block: its current block.
+    tokenizer: the checkpoint's.
+    cfg: of the program.
+  """
+  end = request.knobs['gen_length']
+  if not cfg.decoder_method.stops_within_block:
+    end = min(end, block * cfg.block_length)
+  ids = canvas[:end].tolist()
+  if cfg.model.mask_id in ids:
+    ids = ids[: ids.index(cfg.model.mask_id)]
+  return find_stop(tokenizer.decode_text(ids), request.stop) is not None
+
+
 def make_result(
   request: Request, row: int, host: Mapping[str, Any], tokenizer: Tokenizer | None, cfg: DecodeConfig
 ) -> Result:
@@ -100,6 +127,13 @@ def make_result(
     field.name: int(getattr(host['counters'], field.name)[row]) for field in dataclasses.fields(host['counters'])
   }
   steps = counters['steps']
+  n_generated = sum(token != cfg.model.mask_id for token in token_ids[: ends[0] if ends else length])
+  text, stopped = '' if tokenizer is None else tokenizer.decode_text(token_ids), None
+  if request.stop and (stopped := find_stop(text, request.stop)) is not None:
+    text = text[:stopped]
+    # As few as have the text.
+    kept = [token for token in token_ids if token != cfg.model.mask_id]
+    n_generated = bisect.bisect_left(range(n_generated), stopped, key=lambda n: len(tokenizer.decode_text(kept[:n])))
   error = None
   if host['status'][row] == Status.NOT_FINITE:
     error = f"the logits of step {steps} are not finite; check the checkpoint's weights"
@@ -112,12 +146,12 @@ def make_result(
   return Result(
     index=request.index,
     id=request.id,
-    text='' if error or tokenizer is None else tokenizer.decode_text(token_ids),
+    text='' if error else text,
     token_ids=token_ids,
-    finish_reason='error' if error else 'stop' if ends else 'length',
+    finish_reason='error' if error else 'stop' if ends or stopped is not None else 'length',
     seed=int(host['seed'][row]),
     prompt_tokens=prompt,
-    generated_tokens=sum(token != cfg.model.mask_id for token in token_ids[: ends[0] if ends else length]),
+    generated_tokens=n_generated,
     canvas_tokens=length,
     **counters,
     error=error,

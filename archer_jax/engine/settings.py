@@ -69,6 +69,14 @@ def check_setting(name: str, value: Any) -> Any:
   return value
 
 
+def check_stop(value: Any) -> tuple[str, ...]:
+  """Texts that end an answer, of one text or a list of them; raises ValueError for anything else."""
+  texts = (value,) if isinstance(value, str) else value
+  if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+    raise ValueError(f'stop must be a text or a list of texts, none of them empty, got {value!r}')
+  return tuple(dict.fromkeys(texts))
+
+
 def _whole(name: str, value: Any, low: int, high: int | None) -> int:
   span = f'at least {low}' if high is None else f'in [{low}, {high}]'
   if (
@@ -183,6 +191,7 @@ class Settings:
     knobs: every knob's value where a request gives none; None where it follows gen_length or a calibration.
     seed: what the seeds of rows are made from.
     chat: whether a text is a user's turn of a conversation.
+    stop: texts before which an answer ends, where a request gives none of its own.
     quantile: which of the checkpoint's calibrated kappas `certified` takes where none was given.
   """
 
@@ -193,6 +202,7 @@ class Settings:
   knobs: Mapping[str, float | int | None]
   seed: int
   chat: bool
+  stop: tuple[str, ...] = ()
   quantile: float = DEFAULT_QUANTILE
 
   @property
@@ -253,6 +263,8 @@ class Settings:
   def by_name(self) -> dict[str, Any]:
     """Every setting by its user's name."""
     named = {name: getattr(self, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat', 'quantile')}
+    if self.stop:
+      named['stop'] = list(self.stop)
     return {**named, 'reuse': self.methods.reuse, **self.switches, **self.knobs}
 
   def config(self, canvas_length: int, **others: Any) -> DecodeConfig:
@@ -270,7 +282,7 @@ class Settings:
 
 
 def make_settings(
-  model: ModelConfig, given: Mapping[str, Any], *, recommended: Mapping[str, Any] | None = None
+  model: ModelConfig, given: Mapping[str, Any], *, recommended: Mapping[str, Any] | None = None, stop: Any = ()
 ) -> Settings:
   """Completes what was given with what the checkpoint recommends, and that with the methods' own defaults.
 
@@ -279,6 +291,7 @@ def make_settings(
     given: what a user asked for, by names of `SETTINGS`.
     recommended: what a checkpoint recommends. Names that are no settings, or that the chosen methods do not read, are
       left out: they were meant for another choice.
+    stop: a text, or several, before which answers end.
 
   Raises:
     TypeError: a given name that is no setting.
@@ -330,6 +343,7 @@ def make_settings(
     knobs=knobs,
     seed=wanted.get('seed', 0),
     chat=wanted.get('chat', False),
+    stop=check_stop(stop),
     quantile=wanted.get('quantile', DEFAULT_QUANTILE),
   )
   # Both refuse what does not go together.

@@ -176,7 +176,7 @@ class Archer(LM):
     texts = [''] * len(requests)
     for result in self._decode(entries, self._settings, 'Generating', disable_tqdm):
       request = requests[result.index]
-      texts[result.index] = _cut(result.text, request.args[1].get('until'))
+      texts[result.index] = result.text
       self.cache_hook.add_partial('generate_until', request.args, texts[result.index])
     return texts
 
@@ -222,8 +222,12 @@ class Archer(LM):
   def _request(self, index: int, context: str, arguments: Mapping[str, Any], repeat: int) -> Request:
     """A request from a task's text and generation arguments."""
     arguments = dict(arguments)
-    arguments.pop('until', None)
-    record = {'prompt': context, 'seed': _seed(self._settings.seed, context, repeat)}
+    until = arguments.pop('until', None) or []
+    record = {
+      'prompt': context,
+      'seed': _seed(self._settings.seed, context, repeat),
+      'stop': [text for text in ([until] if isinstance(until, str) else until) if text],
+    }
     lengths = [(name, arguments.pop(name)) for name in _LENGTHS if name in arguments]
     if lengths:
       arguments.setdefault('gen_length', specs.knobs()['gen_length'].check(*lengths[0]))
@@ -302,13 +306,6 @@ def _named(request: Instance) -> Iterator[None]:
     yield
   except ValueError as error:
     raise ValueError(f'task {request.task_name}, document {request.doc_id}: {error}') from error
-
-
-def _cut(text: str, until: str | Sequence[str] | None) -> str:
-  """The text before the first stop sequence."""
-  stops = [until] if isinstance(until, str) else until or []
-  ends = [text.find(stop) for stop in stops if stop]
-  return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 def _seed(seed: int, context: str, repeat: int = 1) -> int:

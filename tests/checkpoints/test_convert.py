@@ -23,6 +23,7 @@ from archer_jax.checkpoints import convert as convert_module
 from archer_jax.checkpoints.convert import convert
 from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.config import ModelConfig
+from archer_jax.engine.settings import make_settings
 from archer_jax.families import config_from_hf
 
 REPOSITORY = Path(__file__).parents[2]
@@ -202,6 +203,8 @@ def test_llada_sizes_that_follow_from_others(change, field, value):
     ('llada_tiny', {'n_layers': 0}, 'n_layers must be an integer of at least 1, got 0'),
     ('llada_tiny', {'n_layers': True}, 'n_layers must be an integer of at least 1, got true'),
     ('llada_tiny', {'mask_token_id': None}, 'mask_token_id must be an integer of at least 0, got null'),
+    ('llada_tiny', {'eos_token_id': 5, 'mask_token_id': 5}, 'eos_id must be another token than the mask, got 5 for'),
+    ('llada_tiny', {'pad_token_id': -1}, 'pad_token_id must be an integer of at least 0 or null, got -1'),
     ('llada_tiny', {'mask_token_id': 320}, 'mask_id must be in [0, 320), got 320'),
     ('llada_tiny', {'rope_theta': '1e4'}, 'rope_theta must be a positive number, got "1e4"'),
     ('dream_tiny', {'rope_scaling': {'rope_type': 'yarn'}}, 'rope_scaling must be null, got {"rope_type": "yarn"}'),
@@ -224,6 +227,19 @@ def test_missing_config_key_is_refused_by_name(name, key):
   del hf_config[key]
   with pytest.raises(ValueError, match=rf'{key} must be .*, got \(no such key\)'):
     config_from_hf(hf_config)
+
+
+@pytest.mark.parametrize('name', ['llada_tiny', 'dream_tiny'])
+def test_a_model_may_have_no_padding_token(name):
+  hf_config = read_config(name)
+  assert config_from_hf(hf_config | {'pad_token_id': None}).pad_id is None
+  del hf_config['pad_token_id']
+  config = config_from_hf(hf_config)
+  assert config.pad_id is None
+  if name == 'dream_tiny':
+    make_settings(config, {'decoder': 'saber'})
+    with pytest.raises(ValueError, match='eos_penalty must be 0 for a model without a pad_token_id'):
+      make_settings(config, {'decoder': 'saber', 'eos_penalty': 1.0})
 
 
 UP = 'model.transformer.blocks.0.up_proj.weight'

@@ -169,6 +169,35 @@ def test_end_tokens_are_those_of_model_and_template(llada, dream):
   assert dream.end_ids == (DREAM['<|endoftext|>'], DREAM['<|im_end|>'])
 
 
+@pytest.mark.parametrize('named', [7, [7, 9], None])
+def test_end_tokens_are_a_union(llada_folder, named):
+  file = llada_folder / 'tokenizer_config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'eos_token': '<|start_header_id|>'}))
+  (llada_folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': named}))
+  tokenizer = load_tokenizer(llada_folder, LLADA_CONFIG)
+  more = {7: [7], None: []}.get(named if not isinstance(named, list) else 0, named)
+  own = (LLADA_CONFIG.eos_id, *more, LLADA['<|start_header_id|>'], LLADA['<|eot_id|>'])
+  assert tokenizer.end_ids == own
+
+
+@pytest.mark.parametrize('named', [LLADA_CONFIG.mask_id, 100000, '7', [True]])
+def test_end_tokens_that_are_none(llada_folder, named):
+  (llada_folder / 'generation_config.json').write_text(json.dumps({'eos_token_id': named}))
+  with pytest.raises(ValueError, match=r'eos_token_id in .*generation_config.json must be'):
+    load_tokenizer(llada_folder, LLADA_CONFIG)
+
+
+def test_ids_without_a_token_are_known(llada_folder):
+  size = LLADA_CONFIG.vocab_size
+  last = max(LLADA.values())
+  tokenizer = load_tokenizer(llada_folder, LLADA_CONFIG)
+  assert tokenizer.size == last + 1
+  assert tokenizer.unknown_ids == ((last + 1, size),)
+  # Masks and end tokens are no such ids, wherever they are.
+  padded = config('llada_tiny', eos_token_id=size - 1, mask_token_id=last + 2)
+  assert load_tokenizer(llada_folder, padded).unknown_ids == ((last + 1, last + 2), (last + 3, size - 1))
+
+
 def test_text_ends_before_the_first_end_token(llada):
   words, after = llada.encode('two words'), llada.encode('more')
   for end in llada.end_ids:

@@ -71,6 +71,54 @@ def test_prompts_without_tokens(text, generate):
   empty, ids = generate(['', []], batch_size=2)
   assert empty.token_ids == ids.token_ids
   assert empty.prompt_tokens == 0 and empty.error is None
+  # Every column ties in the first step: the lowest one goes first, in any batch.
+  alone = generate([''], batch_size=1, decoder='llada', trace=True)[0]
+  first = alone.trace['canvas_after_step'][0]
+  assert (first != CONFIG.mask_id).nonzero()[0].tolist() == [0]
+  for size in (2, 5):
+    others = generate(['', *['12+3='] * (size - 1)], batch_size=size, decoder='llada', trace=True)
+    assert list(others[0].token_ids) == list(alone.token_ids)
+
+
+def test_lengths_of_a_bucket_share_a_program(generate):
+  generate(['12+3='], gen_length=17)
+  start = programs()
+  for length in (18, 19, 20, 32):
+    generate(['12+3='], gen_length=length)
+  assert programs() == start
+
+
+def test_padding_holds_nothing(text):
+  model, params, tokenizer = text
+  decoded = lambda params: archer_jax.generate(model, params, tokenizer, ['12+3=', '1'], decoder='wino', gen_length=16)
+  broken = {**params, 'embedding': params['embedding'].at[jnp.array([0, CONFIG.pad_id])].set(jnp.nan)}
+  for found, expected in zip(decoded(broken), decoded(params), strict=True):
+    assert found.error is None and list(found.token_ids) == list(expected.token_ids)
+
+
+@pytest.mark.parametrize('decoder', ['wino', 'llada', 'saber'])
+def test_stop_strings(text, generate, decoder):
+  whole = generate(['12+3='], decoder=decoder, early_stop=False, block_length=4)[0]
+  stop = whole.text[2:4]
+  expected = whole.text[: whole.text.index(stop)]
+  for stops in (stop, ['no such text', stop]):
+    cut = generate(['12+3='], decoder=decoder, early_stop=False, block_length=4, stop=stops)[0]
+    assert cut.text == expected and cut.finish_reason == 'stop'
+    assert 0 < cut.generated_tokens < whole.generated_tokens
+    assert text[2].decode_text(cut.token_ids[: cut.generated_tokens]).startswith(expected)
+    # The first block has it, and no other is decoded.
+    assert cut.steps <= whole.steps and (decoder == 'saber' or cut.steps < whole.steps)
+  # The same beside others, of which nobody has stop strings; a record's own go before those of the run.
+  records = [{'prompt': '12+3=', 'stop': stop}, {'prompt': '12+3=', 'stop': []}, 'xyz']
+  many = generate(records, batch_size=3, decoder=decoder, early_stop=False, block_length=4, stop='no such text')
+  assert (many[0].text, list(many[0].token_ids), many[0].steps) == (cut.text, list(cut.token_ids), cut.steps)
+  assert many[1].text == whole.text and many[1].finish_reason == 'length'
+
+
+@pytest.mark.parametrize('stop', ['', ['a', ''], 3, [1], None])
+def test_stop_strings_that_are_none(generate, stop):
+  with pytest.raises(ValueError, match='stop must be a text or a list of texts, none of them empty'):
+    generate(['12+3='], stop=stop)
 
 
 @pytest.mark.parametrize('prompts', [(np.array([7, 8]), jnp.array([7, 8])), ((7, 8), [np.int32(7), 8])])
