@@ -104,6 +104,7 @@ class _Program:
     end_ids: the end tokens, by default the model's own.
     unknown_ids: ranges (first, past the last) of ids that stand for no text, as where a vocabulary is padded beyond its
       tokenizer. They are never written, but keep their share of every probability.
+    logprobs: whether the state keeps every token's log-probability and the step that committed it.
     trace_steps: length of the per-step records kept in the state, 0 for none.
   """
 
@@ -116,6 +117,7 @@ class _Program:
   guidance: bool = False
   end_ids: tuple[int, ...] = ()
   unknown_ids: tuple[tuple[int, int], ...] = ()
+  logprobs: bool = False
   trace_steps: int = 0
 
   def __post_init__(self):

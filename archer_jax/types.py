@@ -170,6 +170,7 @@ class DecodeState:
   done: Array  # bool [B]
   status: Array  # int32 [B], a `Status`
   counters: Counters
+  logprobs: dict[str, Array] | None  # [B, G] each: float32 token_logprobs, and int32 commit_steps, -1 for a mask
   trace: dict[str, Array] | None  # [B, S, ...] each, see `loop.step.record_fields`
 
   @property
@@ -195,6 +196,7 @@ class StepRecord:
   margin: Array  # float32 [B], of the step's decision
   seen: dict[str, Array]  # [B] each, what decoder and reuse method tell, by the names of their specs
   work: Work
+  logprobs: dict[str, Array] | None = None  # those of the state, after the step
 
   @property
   def refreshed(self) -> Array:

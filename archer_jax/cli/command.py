@@ -64,6 +64,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
         'file of JSON lines to make, or the folder of a job, which ends in / or exists; - is stdout '
         '(default: text on stdout)',
       ),
+      define.switch('logprobs', False, "write each token's log-probability and the step that committed it"),
       define.switch('resume', False, "go on with the job in the output's folder, if there is one"),
       define.text('trace', 'folder for an .npz file of every step per request'),
       define.text('report', 'folder for a picture and a page of every step per request; needs matplotlib'),
@@ -113,7 +114,9 @@ def parse(argv: Sequence[str]) -> Command:
   options, given = read_flags(argv, define_flags)
   # The same without JAX, so that nothing heavy is done for a wrong flag.
   manifest = read_manifest(options['checkpoint'])
-  settings = make_settings(manifest.config, given, recommended=manifest.defaults, stop=options['stop'] or ())
+  settings = make_settings(
+    manifest.config, given, recommended=manifest.defaults, stop=options['stop'] or (), logprobs=options['logprobs']
+  )
   for name in ('input', 'output', 'trace', 'profile'):
     if options[name] == '':
       raise ValueError(f'{name} must not be empty')

@@ -64,7 +64,7 @@ _MAX_STEPS_OF_SHARDS = 8
 # How many batches of later requests may overtake one that needs another program, so that it does not wait for ever.
 _PATIENCE = 64
 # What a result is made from.
-_RESULT_FIELDS = ('canvas', 'seed', 'status', 'counters', 'trace')
+_RESULT_FIELDS = ('canvas', 'seed', 'status', 'counters', 'logprobs', 'trace')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ def generate(
   trace: bool = False,
   end_ids: Sequence[int] = (),
   stop: str | Sequence[str] = (),
+  logprobs: bool = False,
   **settings: Any,
 ) -> list[Result]:
   """Decodes prompts, one result each, in order.
@@ -57,6 +58,7 @@ def generate(
     trace: whether results carry what was recorded of every step.
     end_ids: end tokens beside those of the model and of the tokenizer, which has those that its checkpoint names.
     stop: a text, or several, before the first of which an answer ends; a record may have its own.
+    logprobs: whether results have their tokens' log-probabilities, and traces those of every step.
     **settings: refresh, block_length, switches and knobs, see `engine.settings.SETTINGS`.
 
   Raises:
@@ -68,7 +70,9 @@ def generate(
   if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
     raise ValueError(f'batch_size must be a positive integer, got {batch_size!r}')
   given = {'chat': chat, 'seed': seed, **settings}
-  run = make_settings(model.config, given if decoder is None else {**given, 'decoder': decoder}, stop=stop)
+  run = make_settings(
+    model.config, given if decoder is None else {**given, 'decoder': decoder}, stop=stop, logprobs=logprobs
+  )
   if not run.is_calibrated:
     raise ValueError('kappa must be given with refresh certified')
   requests = []

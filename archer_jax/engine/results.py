@@ -50,6 +50,9 @@ class Result:
     rows_fed, rows_recomputed: token rows that went through the model for this request, and those that recomputing
       everything in each of its steps would have taken; padding counts in neither.
     trace: what was recorded of every step, if it was asked for.
+    token_logprobs: of every token of the canvas its log-probability in the last step that read its logits, None for a
+      mask; None unless asked for.
+    commit_steps: the steps that committed them, from 0 as in traces.
     prompt_ids: the prompt's tokens.
     knobs: every knob of the request.
   """
@@ -73,12 +76,16 @@ class Result:
   rows_fed: int = 0
   rows_recomputed: int = 0
   trace: Mapping[str, np.ndarray] | None = None
+  token_logprobs: Sequence[float | None] | None = None
+  commit_steps: Sequence[int | None] | None = None
   prompt_ids: Sequence[int] = ()
   knobs: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
 
   def record(self) -> dict[str, Any]:
     """The result as it is written to a file."""
     fields = {name: getattr(self, name) for name in RECORD_FIELDS}
+    if self.token_logprobs is not None:
+      fields |= {'token_logprobs': self.token_logprobs, 'commit_steps': self.commit_steps}
     return fields if self.error is None else {**fields, 'error': self.error}
 
 
@@ -137,11 +144,19 @@ def make_result(
   error = None
   if host['status'][row] == Status.NOT_FINITE:
     error = f"the logits of step {steps} are not finite; check the checkpoint's weights"
+  logprobs = {}
+  if host.get('logprobs') is not None:
+    logprobs = {
+      name: [None if token == cfg.model.mask_id else value for token, value in zip(token_ids, values, strict=True)]
+      for name, values in ((name, values[row, :length].tolist()) for name, values in host['logprobs'].items())
+    }
   trace = None
   if host['trace'] is not None:
     # A row holds its first steps; what stands behind them is another row's.
     trace = {name: values[row, :steps].copy() for name, values in host['trace'].items()}
     canvas = trace.pop('canvas')[:, :length]
+    if logprobs:
+      trace['token_logprobs'] = trace['token_logprobs'][:, :length]
     trace = {'canvas_after_step': canvas, **{f'{name}_per_step': values for name, values in trace.items()}}
   return Result(
     index=request.index,
@@ -155,6 +170,7 @@ def make_result(
     canvas_tokens=length,
     **counters,
     error=error,
+    **logprobs,
     trace=trace,
     prompt_ids=request.prompt_ids,
     knobs=request.knobs,

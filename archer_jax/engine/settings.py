@@ -192,6 +192,7 @@ class Settings:
     seed: what the seeds of rows are made from.
     chat: whether a text is a user's turn of a conversation.
     stop: texts before which an answer ends, where a request gives none of its own.
+    logprobs: whether results have their tokens' log-probabilities.
     quantile: which of the checkpoint's calibrated kappas `certified` takes where none was given.
   """
 
@@ -203,6 +204,7 @@ class Settings:
   seed: int
   chat: bool
   stop: tuple[str, ...] = ()
+  logprobs: bool = False
   quantile: float = DEFAULT_QUANTILE
 
   @property
@@ -265,6 +267,8 @@ class Settings:
     named = {name: getattr(self, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat', 'quantile')}
     if self.stop:
       named['stop'] = list(self.stop)
+    if self.logprobs:
+      named['logprobs'] = True
     return {**named, 'reuse': self.methods.reuse, **self.switches, **self.knobs}
 
   def config(self, canvas_length: int, **others: Any) -> DecodeConfig:
@@ -276,13 +280,19 @@ class Settings:
       canvas_length=canvas_length,
       # A row that is shorter than a block has one short block, whatever the block's length.
       block_length=min(self.block_length or canvas_length, canvas_length),
+      logprobs=self.logprobs,
       **self.switches,
       **others,
     )
 
 
 def make_settings(
-  model: ModelConfig, given: Mapping[str, Any], *, recommended: Mapping[str, Any] | None = None, stop: Any = ()
+  model: ModelConfig,
+  given: Mapping[str, Any],
+  *,
+  recommended: Mapping[str, Any] | None = None,
+  stop: Any = (),
+  logprobs: bool = False,
 ) -> Settings:
   """Completes what was given with what the checkpoint recommends, and that with the methods' own defaults.
 
@@ -292,6 +302,7 @@ def make_settings(
     recommended: what a checkpoint recommends. Names that are no settings, or that the chosen methods do not read, are
       left out: they were meant for another choice.
     stop: a text, or several, before which answers end.
+    logprobs: whether results have their tokens' log-probabilities.
 
   Raises:
     TypeError: a given name that is no setting.
@@ -344,6 +355,7 @@ def make_settings(
     seed=wanted.get('seed', 0),
     chat=wanted.get('chat', False),
     stop=check_stop(stop),
+    logprobs=logprobs,
     quantile=wanted.get('quantile', DEFAULT_QUANTILE),
   )
   # Both refuse what does not go together.

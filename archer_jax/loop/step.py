@@ -74,6 +74,7 @@ def init_state(
     done=jnp.array(empty),
     status=jnp.where(empty, jnp.int32(Status.EMPTY), jnp.int32(Status.RUNNING)),
     counters=Counters(**{field.name: zeros() for field in dataclasses.fields(Counters)}),
+    logprobs=_no_logprobs(batch, cfg) if cfg.logprobs else None,
     trace=_empty_trace(batch, cfg) if cfg.trace_steps else None,
   )
   state = dataclasses.replace(state, decoder=decoder.init(state, cfg))
@@ -147,6 +148,7 @@ def staged_step(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[Decod
     margin=update.margin,
     seen={**plan.seen, **update.seen},
     work=outcome.work,
+    logprobs=_logprobs(state, views, outcome.logits, update, cfg) if cfg.logprobs else None,
   )
 
   # Flip-flops: committed again as what was taken back, with no other token between.
@@ -156,6 +158,7 @@ def staged_step(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[Decod
     state,
     canvas=update.canvas,
     decoder=update.decoder,
+    logprobs=record.logprobs,
     taken_back=taken_back,
     row_step=state.row_step + 1,
     block=state.block + update.block_done.astype(jnp.int32),
@@ -182,6 +185,26 @@ def staged_step(params, state: DecodeState, *, cfg: DecodeConfig) -> tuple[Decod
     status=status,
   )
   return state, record, Stages(plan=plan, views=views, outcome=first, update=proposed)
+
+
+def _no_logprobs(batch: int, cfg: DecodeConfig) -> dict[str, Array]:
+  shape = (batch, cfg.canvas_length)
+  return {'token_logprobs': jnp.zeros(shape, jnp.float32), 'commit_steps': jnp.full(shape, -1, jnp.int32)}
+
+
+def _logprobs(state: DecodeState, views: Views, logits: Array, update: Update, cfg: DecodeConfig) -> dict[str, Array]:
+  """`DecodeState.logprobs` after a step; a column whose logits the step does not read keeps its own."""
+  index = views.columns
+  z = logits[:, : index.shape[1]]
+  token = base.from_canvas(update.canvas, index, 0)
+  value = jnp.take_along_axis(z, token[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(z, axis=-1)
+  read = cfg.decoder_method.reads(state, views, cfg)[:, : index.shape[1]]
+  read |= base.from_canvas(update.accepted, index, False)
+  steps = jnp.where(update.accepted, state.row_step[:, None], state.logprobs['commit_steps'])
+  return {
+    'token_logprobs': base.to_canvas(value, index, read, state.logprobs['token_logprobs']),
+    'commit_steps': jnp.where(update.remasked, -1, steps),
+  }
 
 
 def _count(flags: Array) -> Array:
@@ -238,6 +261,7 @@ def _fields(record: StepRecord) -> dict[str, Array]:
     # Bits by the reuse method's reasons, 0 for a reuse.
     'reason': record.reason,
     **record.seen,
+    **({} if record.logprobs is None else {'token_logprobs': record.logprobs['token_logprobs']}),
   }
 
 
@@ -246,6 +270,8 @@ def _empty_trace(batch: int, cfg: DecodeConfig) -> dict[str, Array]:
   steps = (batch, cfg.trace_steps)
   dtypes = {'refresh': 'bool', 'accept': 'int32', 'remask': 'int32', 'margin': 'float32', 'reason': 'int32', **cfg.seen}
   trace = {name: jnp.zeros(steps, dtype) for name, dtype in dtypes.items()}
+  if cfg.logprobs:
+    trace['token_logprobs'] = jnp.zeros((*steps, cfg.canvas_length))
   return {'canvas': jnp.full((*steps, cfg.canvas_length), cfg.model.mask_id, jnp.int32), **trace}
 
 

@@ -100,7 +100,8 @@ def test_help_is_quick_grouped_and_complete(tmp_path):
     'Many processes:',
   ):
     assert group in out.splitlines()
-  design = """checkpoint prompt input output chat stop decoder gen_length block_length steps threshold threshold_back
+  design = """checkpoint prompt input output chat stop logprobs decoder
+    gen_length block_length steps threshold threshold_back
     max_accept shadow temperature top_p top_k cfg_scale remasking alg alg_temp early_stop refresh refresh_interval
     refresh_at_block_start refresh_distance drift drift_radius min_margin max_age kappa quantile on_low_margin
     reuse min_accept eos_penalty

@@ -115,6 +115,21 @@ def test_stop_strings(text, generate, decoder):
   assert many[1].text == whole.text and many[1].finish_reason == 'length'
 
 
+@pytest.mark.parametrize('decoder', ['llada', 'wino'])
+def test_logprobs(generate, decoder):
+  plain = generate(['12+3='], decoder=decoder, early_stop=False)[0]
+  assert plain.token_logprobs is None and 'token_logprobs' not in plain.record()
+  result = generate(['12+3='], decoder=decoder, early_stop=False, logprobs=True, trace=True)[0]
+  assert list(result.token_ids) == list(plain.token_ids)
+  record, canvas = result.record(), result.trace['canvas_after_step']
+  assert all(value < 0 for value in record['token_logprobs']) and len(record['token_logprobs']) == 16
+  np.testing.assert_array_equal(result.trace['token_logprobs_per_step'][-1], record['token_logprobs'])
+  for column, step in enumerate(record['commit_steps']):
+    # It stands from that step on and was a mask before.
+    assert (canvas[step:, column] == result.token_ids[column]).all()
+    assert step == 0 or canvas[step - 1, column] == CONFIG.mask_id
+
+
 @pytest.mark.parametrize('stop', ['', ['a', ''], 3, [1], None])
 def test_stop_strings_that_are_none(generate, stop):
   with pytest.raises(ValueError, match='stop must be a text or a list of texts, none of them empty'):
