@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import contextlib
+import io
 import os
 import sys
 import textwrap
@@ -281,6 +282,7 @@ def run_command(
   """
   # Orbax reports every step of every restore.
   logging.set_verbosity(logging.WARNING)
+  escape_output()
   try:
     if _HELP.intersection(argv[1:]):
       print(help(), flush=True)
@@ -302,6 +304,17 @@ def run_command(
     return 1
   except OSError as error:
     return _fail(error)
+
+
+def escape_output() -> None:
+  """Has stdout and stderr escape what their encoding lacks, so that no answer is lost where it cannot be shown.
+
+  JSON lines are not concerned: they are bytes, UTF-8 whatever the terminal.
+  """
+  for stream in (sys.stdout, sys.stderr):
+    # Whoever closed one of them has none.
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors='backslashreplace')
 
 
 def _fail(error: Exception) -> int:

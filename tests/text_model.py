@@ -41,7 +41,13 @@ CONFIG = ModelConfig(
 
 
 def save_text_model(
-  folder: Path, *, chat: bool = True, defaults: dict | None = None, broken: bool = False, eos_bias: float = 0.0
+  folder: Path,
+  *,
+  chat: bool = True,
+  defaults: dict | None = None,
+  broken: bool = False,
+  eos_bias: float = 0.0,
+  wanted: str = EOS,
 ) -> Path:
   """Writes the checkpoint to `folder`.
 
@@ -51,6 +57,7 @@ def save_text_model(
     defaults: recommended settings in the manifest.
     broken: whether a weight is no number.
     eos_bias: if not 0, how large the part of every row is that wants the end token.
+    wanted: another token to be wanted in its place.
   """
   tokenizer = folder.with_name(f'{folder.name}-tokenizer')
   save_tokenizer(tokenizer)
@@ -63,7 +70,7 @@ def save_text_model(
   if eos_bias:
     # A part that every row has, and a column that asks for it.
     params['embedding'] += eos_bias
-    params['head']['kernel'] = params['head']['kernel'].at[:, CONFIG.eos_id].set(1)
+    params['head']['kernel'] = params['head']['kernel'].at[:, VOCAB[wanted]].set(1)
   if broken:
     params['blocks_1']['mlp']['up_proj']['kernel'] = (
       params['blocks_1']['mlp']['up_proj']['kernel'].at[0, 0].set(jnp.nan)

@@ -13,6 +13,7 @@ from absl import flags
 from absl import logging
 
 from archer_jax.config import DTYPES
+from archer_jax.flags import escape_output
 
 _SOURCE = flags.DEFINE_string('source', None, 'Folder with config.json, safetensors and tokenizer files.')
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder to make; an existing one is never overwritten.')
@@ -21,6 +22,7 @@ _DTYPE = flags.DEFINE_enum('dtype', None, DTYPES, 'Dtype of the parameters; by d
 
 def _parse(argv: list[str]) -> list[str]:
   """Parses the flags; --help prints them and succeeds, a mistake is one line."""
+  escape_output()
   if any(argument.lstrip('-') in ('help', 'helpfull', 'helpshort') for argument in argv[1:]):
     app.usage(shorthelp=True, writeto_stdout=True)
     sys.exit(0)

@@ -16,6 +16,8 @@ from typing import Any
 from absl import app
 from absl import flags
 
+from archer_jax.flags import escape_output
+
 _SETTINGS = flags.DEFINE_list('settings', None, 'the settings to show, between commas; by default all')
 _COLUMNS = (
   'task',
@@ -99,6 +101,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def main(argv: list[str]) -> None:
   """Runs the command."""
+  escape_output()
   if len(argv) != 2:
     raise app.UsageError('give one file')
   try:

@@ -6,6 +6,7 @@ import sys
 from absl import logging
 
 from archer_jax import runtime
+from archer_jax.flags import escape_output
 
 
 def main() -> int:
@@ -14,6 +15,7 @@ def main() -> int:
   Returns:
     The exit code: 0, or 1 with one sentence on stderr for a mistake.
   """
+  escape_output()
   if importlib.util.find_spec('lm_eval') is None:
     print("error: lm-evaluation-harness is not installed: pip install 'archer_jax[eval]'", file=sys.stderr)
     return 1

@@ -125,9 +125,10 @@ def json_line(value: Any) -> str:
 
 
 def print_records(results: list['Result']) -> None:
-  """Writes one JSON line per result to stdout."""
-  sys.stdout.write(''.join(map(record_line, results)))
+  """Writes one JSON line per result to stdout, in UTF-8 whatever the terminal's encoding is."""
   sys.stdout.flush()
+  sys.stdout.buffer.write(''.join(map(record_line, results)).encode())
+  sys.stdout.buffer.flush()
 
 
 def trace_arrays(result: 'Result', settings: Settings, tokenizer: 'Tokenizer | None') -> dict[str, np.ndarray]:

@@ -486,6 +486,14 @@ def test_tool_converts_and_reports_mistakes_in_one_line(tmp_path):
   assert result.returncode == 0 and '--source' in result.stdout
 
 
+def test_tool_names_a_folder_that_the_terminal_cannot_show(tmp_path, monkeypatch):
+  monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
+  monkeypatch.setenv('PYTHONUTF8', '1')
+  tool, output = REPOSITORY / 'tools' / 'convert_weights.py', tmp_path / 'llada→jax'
+  result = run_python(tool, f'--source={GOLDENS / "dream_tiny"}', f'--output={output}')
+  assert (result.returncode, result.stdout) == (0, f'wrote {tmp_path}/llada\\u2192jax\n'), result.stderr
+
+
 @pytest.mark.slow
 def test_peak_memory_of_a_large_conversion(tmp_path):
   result = run_python(

@@ -417,6 +417,26 @@ def test_watch_in_plain_lines(cli_main, text_path):
   assert steps[0].startswith('row 0  step   1') and steps[-1].endswith(answer)
 
 
+@pytest.mark.parametrize('encoding', ['ascii', 'cp1252', 'utf-8'])
+def test_a_terminal_that_cannot_show_the_answer(cli_main, monkeypatch, tmp_path_factory, encoding):
+  path = save_text_model(tmp_path_factory.mktemp('wide') / 'model', eos_bias=1e3, wanted='\u2264')
+  answer = 16 * '\u2264'
+  shown = answer.encode(encoding, 'backslashreplace').decode(encoding)
+
+  def printed(*arguments):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding)
+    with monkeypatch.context() as patch:
+      patch.setattr(sys, 'stdout', stdout)
+      assert cli_main(f'--checkpoint={path}', '--prompt=\u2264', *arguments)[0] == 0
+    stdout.flush()
+    return stdout.buffer.getvalue()
+
+  assert printed().decode(encoding) == f'{shown}\n'
+  assert json.loads(printed('--output=-').decode('utf-8'))['text'] == answer
+  *_, step, text = printed('--watch').decode(encoding).splitlines()
+  assert step.endswith(shown) and text == shown
+
+
 @pytest.mark.parametrize('arguments', [[], ['--logits_eos_inf']])
 def test_a_switch_of_the_end_token(cli_main, tmp_path_factory, arguments):
   # A model that wants nothing but the end.

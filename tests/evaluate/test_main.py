@@ -1,5 +1,6 @@
 """The command: in this process through `main`, so that its compiled programs are kept."""
 
+import io
 import itertools
 import json
 import os
@@ -105,6 +106,17 @@ def test_records(main, monkeypatch):
   assert 'jsonl:sums.jsonl: 5 problems' in out and 'archer:4' in out and 'as fast as always' in ' '.join(out.split())
   assert max(map(len, out.splitlines())) <= 100
   assert 'answer/s' in err and os.listdir() == ['sums.jsonl', 'figures.json']
+
+
+def test_a_task_that_the_terminal_cannot_name(main, monkeypatch):
+  Path('sums.jsonl').rename('2≤3.jsonl')
+  stdout = io.TextIOWrapper(io.BytesIO(), 'ascii')
+  with monkeypatch.context() as patch:
+    patch.setattr(sys, 'stdout', stdout)
+    assert main('--tasks=jsonl:2≤3.jsonl', '--gen_length=16', '--n=1', '--json=figures.json')[0] == 0
+  stdout.flush()
+  assert 'jsonl:2\\u22643.jsonl: 1 problem,' in stdout.buffer.getvalue().decode('ascii')
+  assert json.loads(Path('figures.json').read_text('utf-8'))[0]['task'] == 'jsonl:2≤3.jsonl'
 
 
 def test_a_generated_task_with_settings_for_all(main):

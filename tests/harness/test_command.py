@@ -1,6 +1,7 @@
 """lm-evaluation-harness's own command line with the bundled model on a task file of this folder, offline."""
 
 import importlib.util
+import io
 import json
 import os
 from pathlib import Path
@@ -26,6 +27,16 @@ def test_without_lm_eval_it_says_what_to_install(monkeypatch, capsys):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   assert command.main() == 1
   assert capsys.readouterr().err == ("error: lm-evaluation-harness is not installed: pip install 'archer_jax[eval]'\n")
+
+
+def test_its_tables_are_escaped_where_the_terminal_cannot_show_them(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  stdout = io.TextIOWrapper(io.BytesIO(), 'ascii')
+  monkeypatch.setattr(sys, 'stdout', stdout)
+  assert command.main() == 1
+  # As the harness prints its results.
+  print('|acc|↑|±|', flush=True)
+  assert stdout.buffer.getvalue() == b'|acc|\\u2191|\\xb1|\n'
 
 
 needs_harness = pytest.mark.skipif(

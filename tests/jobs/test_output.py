@@ -47,9 +47,13 @@ def test_a_full_disk_leaves_whole_lines(tmp_path):
 
 
 def test_records_on_stdout(monkeypatch):
-  monkeypatch.setattr(sys, 'stdout', io.StringIO())
-  output.print_records([result(1)])
-  assert json.loads(sys.stdout.getvalue())['id'] == 1
+  # UTF-8 whatever the terminal's own encoding is, and behind what is there already.
+  stdout = io.TextIOWrapper(io.BytesIO(), 'ascii')
+  monkeypatch.setattr(sys, 'stdout', stdout)
+  print('first')
+  output.print_records([result(1, text='2 \u2264 3')])
+  first, line = stdout.buffer.getvalue().decode('utf-8').splitlines()
+  assert first == 'first' and json.loads(line)['text'] == '2 \u2264 3' and '\u2264' in line
 
 
 def test_files_that_cannot_be_made(tmp_path):

@@ -1,3 +1,4 @@
+import io
 import json
 import re
 import shutil
@@ -83,6 +84,18 @@ def test_the_command(tmp_path, capsys):
   assert command.main(['report', str(tmp_path / 'x.npz'), str(tmp_path / 'y.npz')]) == 0
   assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in ('x.png', 'x.html', 'y.png', 'y.html')]
   assert (tmp_path / 'x.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_file_that_the_terminal_cannot_name(tmp_path, monkeypatch):
+  np.savez(tmp_path / '2≤3.npz', **arrays())
+  stdout = io.TextIOWrapper(io.BytesIO(), 'ascii')
+  monkeypatch.setattr(sys, 'stdout', stdout)
+  assert command.main(['report', str(tmp_path / '2≤3.npz')]) == 0
+  stdout.flush()
+  assert [line.rpartition('/')[2] for line in stdout.buffer.getvalue().decode('ascii').split()] == [
+    '2\\u22643.png',
+    '2\\u22643.html',
+  ]
 
 
 @pytest.mark.parametrize(
