@@ -1,7 +1,8 @@
 """Records in: parsed, checked one by one, and turned into requests or refusals that name what is wrong.
 
 A record is `{"id": any, "prompt": text | "messages": [...] | "prompt_ids": [...]}` plus optional `seed`, `stop` (a
-text or a list of texts) and knobs by their names in `specs.knobs()`.
+text or a list of texts) and knobs by their names in `specs.knobs()`. A field that is null is not given, except `id`,
+and a whole number may be written as a float: what writes tables as JSON lines fills empty cells and widens columns so.
 """
 
 from collections.abc import Callable
@@ -118,7 +119,7 @@ def make_request(
   """Checks a record.
 
   Args:
-    record: keys as above.
+    record: fields as above.
     index: its place in the input.
     settings: the run's settings.
     tokenizer: the checkpoint's, if it has one.
@@ -131,6 +132,8 @@ def make_request(
     raise ValueError(
       f'{unknown[0]} is no field of a record; there are id, {", ".join(_PROMPTS)}, seed, stop and the knobs'
     )
+  # The names above are checked first, so that a mistyped one is found without a value too.
+  record = {name: _plain(name, value) for name, value in record.items() if value is not None or name == 'id'}
   given = [name for name in _PROMPTS if name in record]
   if len(given) != 1:
     raise ValueError(f'a record must have one of {", ".join(_PROMPTS)}, got {" and ".join(given) or "none"}')
@@ -157,6 +160,22 @@ def make_request(
   if stop and tokenizer is None:
     raise ValueError('stop needs a tokenizer, which the checkpoint does not have')
   return Request(index=index, id=record.get('id', index), prompt_ids=ids, seed=seed, knobs=knobs, stop=stop)
+
+
+def _plain(name: str, value: Any) -> Any:
+  """The value of a field without what a writer of tables has made of it."""
+  if name == 'messages' and isinstance(value, list):
+    fields = lambda message: {key: entry for key, entry in message.items() if entry is not None}
+    return [fields(message) if isinstance(message, Mapping) else message for message in value]
+  if name == 'prompt_ids' and isinstance(value, list):
+    return [_whole(item) for item in value]
+  knob = specs.knobs().get(name)
+  return _whole(value) if name == 'seed' or (knob is not None and knob.integer) else value
+
+
+def _whole(value: Any) -> Any:
+  """A float that is a whole number as that number; from 2^53 on a float stands for more than one."""
+  return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _prompt_ids(

@@ -3,6 +3,7 @@ import json
 import pytest
 from text_model import CONFIG
 
+from archer_jax import specs
 from archer_jax.engine.requests import Refusal
 from archer_jax.engine.requests import Request
 from archer_jax.engine.requests import file_stem
@@ -41,6 +42,32 @@ def test_chat_makes_a_turn_of_a_text(tokenizer):
   assert tokenizer.hf.decode(request.prompt_ids) == 'user: hi<|eos|>assistant: '
 
 
+def test_what_writes_tables_fills_cells_and_widens_columns(tokenizer):
+  knobs = dict.fromkeys(specs.knobs())
+  expected = {'threshold': 0.5, 'gen_length': 8, 'max_accept': 3}
+  empty = {'prompt': None, 'messages': None, 'prompt_ids': None, 'seed': None, **knobs}
+  text, chat, ids = read(
+    [
+      {**empty, 'id': 7, 'prompt': 'ab', 'seed': 5.0, 'threshold': 0.5, 'gen_length': 8.0, 'max_accept': 3.0},
+      {**empty, 'id': None, 'messages': [{'role': 'user', 'content': 'hi', 'name': None, 'tool_calls': None}]},
+      {**empty, 'prompt_ids': [3.0, 4.0]},
+    ],
+    tokenizer=tokenizer,
+  )
+  plain_text, plain_chat, plain_ids = read(
+    [
+      {'id': 7, 'prompt': 'ab', 'seed': 5, **expected},
+      {'id': None, 'messages': [{'role': 'user', 'content': 'hi'}]},
+      {'prompt_ids': [3, 4]},
+    ],
+    tokenizer=tokenizer,
+  )
+  assert (text, chat, ids) == (plain_text, plain_chat, plain_ids)
+  assert (text.id, text.seed, chat.id, chat.seed, ids.id) == (7, 5, None, None, 2)
+  numbers = (text.seed, text.knobs['gen_length'], text.knobs['max_accept'], *ids.prompt_ids)
+  assert [type(number) for number in numbers] == [int] * 5
+
+
 MASK, SIZE = CONFIG.mask_id, CONFIG.vocab_size
 BAD = {
   'not json': (b'{"prompt": \n', 'the line is not JSON'),
@@ -67,8 +94,8 @@ BAD = {
   'a prompt as list': ({'prompt': ['hi']}, 'prompt must be a text'),
   'ids as text': ({'prompt_ids': '3 4'}, 'prompt_ids must be a list of integers'),
   'ids that are no integers': (
-    {'prompt_ids': [3, 4.0]},
-    rf'prompt_ids\[1\] must be an integer in \[0, {SIZE}\), got 4.0',
+    {'prompt_ids': [3, 4.5]},
+    rf'prompt_ids\[1\] must be an integer in \[0, {SIZE}\), got 4.5',
   ),
   'ids that are truths': ({'prompt_ids': [True]}, r'prompt_ids\[0\] must be an integer'),
   'ids that there are not': (
@@ -100,6 +127,19 @@ BAD = {
   'a knob of another rule': ({'prompt': 'a', 'refresh_interval': 2}, 'refresh_interval must not be given with refresh'),
   'a static switch': ({'prompt': 'a', 'shadow': 'self'}, 'shadow is no field of a record'),
   'a foreign field': ({'prompt': 'a', 'logprobs': 5}, 'logprobs is no field of a record'),
+  'a foreign field without a value': ({'prompt': 'a', 'logprobs': None}, 'logprobs is no field of a record'),
+  'part of a token': ({'prompt': 'a', 'gen_length': 16.5}, 'gen_length must be an integer in .*, got 16.5'),
+  'half a seed': ({'prompt': 'a', 'seed': 0.5}, 'seed must be an integer in .*, got 0.5'),
+  'a number that no float tells from the next': (
+    {'prompt_ids': [3], 'seed': 1e300},
+    r'seed must be an integer in .*, got 1e\+300',
+  ),
+  'no value at all': (
+    {'prompt': None, 'messages': None, 'prompt_ids': None},
+    'a record must have one of prompt, messages, prompt_ids, got none',
+  ),
+  'a turn without a value': ({'messages': [{'role': 'user', 'content': None}]}, 'none of these may be empty'),
+  'no token': ({'prompt_ids': [3, None]}, r'prompt_ids\[1\] must be an integer in .*, got None'),
   'seed': ({'prompt': 'a', 'seed': -1}, 'seed must be an integer in'),
   'what no token spells': ({'prompt': 'caf\u00e9'}, "has no token for '\u00e9'"),
 }
