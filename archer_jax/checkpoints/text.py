@@ -17,7 +17,7 @@ from archer_jax.checkpoints.manifest import check_end_ids
 from archer_jax.checkpoints.manifest import has_tokenizer
 from archer_jax.config import ModelConfig
 
-# What is looked for in a rendered conversation to find out what follows an answer.
+# What is looked for in a rendered conversation to find out where an answer ends and what follows it.
 _PROBE = 'archer'
 
 
@@ -54,7 +54,7 @@ class Tokenizer:
     """Token ids of a conversation in the checkpoint's chat template, up to where the answer begins.
 
     Args:
-      messages: each with `role` and `content`.
+      messages: each with `role` and `content`. The answer goes on with the last one if that is the assistant's.
 
     Raises:
       ValueError: if the checkpoint has no chat template, or the template refuses the messages.
@@ -65,7 +65,27 @@ class Tokenizer:
       if not isinstance(message, Mapping) or not all(isinstance(message.get(f), str) for f in ('role', 'content')):
         raise ValueError(f'messages[{index}] must have the strings role and content, got {message!r}')
     # The template writes the special tokens, so the tokenizer must not add its own: two starts would be one too many.
-    return self.encode(self._render(messages, add_generation_prompt=True))
+    return self.encode(self.chat_text(messages, goes_on=bool(messages) and messages[-1]['role'] == 'assistant'))
+
+  def chat_text(self, messages: Sequence[Mapping[str, str]], *, goes_on: bool) -> str:
+    """A conversation in the chat template, up to where the answer begins.
+
+    Args:
+      messages: each with `role` and `content`.
+      goes_on: whether the answer goes on with the last message, exactly where that ends; else a new turn begins.
+
+    Raises:
+      ValueError: the template refuses the messages, or does not show the last one.
+    """
+    if not goes_on:
+      return self._render(messages, add_generation_prompt=True)
+    # The message itself would not do: what closes a turn may hold its text too, or the template strip its end.
+    *before, last = messages
+    marked = [*before, {**last, 'content': last['content'] + _PROBE}]
+    text, found, _ = self._render(marked, add_generation_prompt=False).rpartition(_PROBE)
+    if not found:
+      raise ValueError('the chat template of the checkpoint does not show the last message, which must be continued')
+    return text
 
   def decode_text(self, ids: Iterable[int]) -> str:
     """The text before the first end token, without special tokens and masks."""

@@ -49,8 +49,9 @@ def generate(
     model: from `archer_jax.load`, like the next two.
     params: its parameters.
     tokenizer: its tokenizer, or None if prompts are token ids.
-    prompts: texts, token ids, conversations (lists of `role` and `content`), or mappings with the keys of an input
-      record, which may carry a seed and knobs of their own. A prompt may be empty.
+    prompts: texts, token ids, conversations (lists of `role` and `content`; the answer continues a last message of the
+      assistant), or mappings with the keys of an input record, which may carry a seed and knobs of their own. A prompt
+      may be empty.
     chat: whether a text is a user's turn of a conversation.
     decoder: name of one; by default that of the model's family.
     seed: the seed of prompt i is folded from it and i, so that equal prompts draw differently.

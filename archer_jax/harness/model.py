@@ -17,7 +17,6 @@ import hashlib
 import itertools
 from typing import Any
 
-import jinja2
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -147,15 +146,8 @@ class Archer(LM):
     """
     if self._tokenizer.hf.chat_template is None:
       raise Mistake('the checkpoint must have a chat template for --apply_chat_template')
-    try:
-      return self._tokenizer.hf.apply_chat_template(
-        chat_history,
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=not add_generation_prompt,
-      )
-    except jinja2.TemplateError as error:
-      raise Mistake(f'the chat template of the checkpoint refuses the messages: {error}') from error
+    with _said_plainly():
+      return self._tokenizer.chat_text(chat_history, goes_on=not add_generation_prompt)
 
   def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
     """Decodes the answers; each ends before the first of its stop sequences.

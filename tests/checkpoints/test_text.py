@@ -164,6 +164,20 @@ def test_chat_of_dream_equals_its_template(dream):
   assert ids == dream.hf.apply_chat_template(MESSAGES, tokenize=True, add_generation_prompt=True)['input_ids']
 
 
+@pytest.mark.parametrize('begun', ['Sure:', 'a ', '', 'end', 'im', '|', ' \n'])
+def test_an_answer_that_has_begun_goes_on(llada, dream, begun):
+  # Where a template strips messages, the beginning of one still ends as it was given.
+  for tokenizer, kept in ((llada, begun.lstrip()), (dream, begun)):
+    text = tokenizer.hf.decode(tokenizer.encode_chat([*MESSAGES, {'role': 'assistant', 'content': begun}]))
+    assert text == tokenizer.hf.decode(tokenizer.encode_chat(MESSAGES)) + kept
+
+
+def test_a_beginning_that_the_template_does_not_show_is_told(dream):
+  dream.hf.chat_template = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+  with pytest.raises(ValueError, match='the chat template of the checkpoint does not show the last message'):
+    dream.encode_chat([*MESSAGES, {'role': 'assistant', 'content': 'Sure:'}])
+
+
 def test_end_tokens_are_those_of_model_and_template(llada, dream):
   assert llada.end_ids == (LLADA['<|endoftext|>'], LLADA['<|eot_id|>'])
   assert dream.end_ids == (DREAM['<|endoftext|>'], DREAM['<|im_end|>'])

@@ -67,6 +67,15 @@ def test_sampled_rows_differ_and_a_seed_gives_them_again(generate):
   assert (again.token_ids, again.seed) == (results[3].token_ids, results[3].seed)
 
 
+def test_an_answer_that_has_begun_goes_on(text, generate):
+  turns = [{'role': 'user', 'content': 'abc'}, {'role': 'assistant', 'content': '12 '}]
+  plain = text[2].encode('user: abc<|eos|>assistant: 12 ')
+  conversation, ids = generate([turns, plain], batch_size=2)
+  assert list(conversation.prompt_ids) == plain
+  # The text is that of the continuation alone.
+  assert (conversation.token_ids, conversation.text) == (ids.token_ids, ids.text)
+
+
 def test_prompts_without_tokens(text, generate):
   empty, ids = generate(['', []], batch_size=2)
   assert empty.token_ids == ids.token_ids

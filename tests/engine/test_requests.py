@@ -36,6 +36,17 @@ def test_the_three_forms_of_a_prompt(tokenizer):
   assert (ids.id, ids.prompt_ids, ids.index) == (None, [3, 4, 5], 2)
 
 
+@pytest.mark.parametrize('begun', ['Sure:', 'The end: ', '', 'e', 'eos', '<', 'archer', '\n'])
+def test_a_last_message_of_the_assistant_is_continued(tokenizer, begun):
+  messages = [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': begun}]
+  (request,) = read([{'messages': messages}], tokenizer=tokenizer)
+  shown = f'user: hi<|eos|>assistant: {begun}'
+  assert tokenizer.hf.decode(request.prompt_ids) == shown
+  # One that is answered already is closed.
+  (request,) = read([{'messages': [*messages, {'role': 'user', 'content': 'so?'}]}], tokenizer=tokenizer)
+  assert tokenizer.hf.decode(request.prompt_ids) == f'{shown}<|eos|>user: so?<|eos|>assistant: '
+
+
 def test_chat_makes_a_turn_of_a_text(tokenizer):
   settings = make_settings(CONFIG, {'decoder': 'wino', 'gen_length': 16, 'chat': True})
   (request,) = read([{'prompt': 'hi'}], settings, tokenizer)

@@ -206,6 +206,9 @@ def test_conversations(lm, path, tmp_path):
   assert lm.apply_chat_template(turns) == 'user: hi<|eos|>assistant: '
   begun = [*turns, {'role': 'assistant', 'content': 'so'}]
   assert lm.apply_chat_template(begun, add_generation_prompt=False) == 'user: hi<|eos|>assistant: so'
+  # Its end stands in what closes a turn too.
+  begun = [*turns, {'role': 'assistant', 'content': 'eos'}]
+  assert lm.apply_chat_template(begun, add_generation_prompt=False) == 'user: hi<|eos|>assistant: eos'
   assert lm.chat_template(True) == lm._tokenizer.hf.chat_template
   assert lm.chat_template(False) is None
   assert lm.tokenizer_name == str(path).replace('/', '__')
