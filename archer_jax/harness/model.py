@@ -5,7 +5,7 @@ Its arguments are `checkpoint`, `dtype`, `mc_num`, `check_greedy`, and every set
     --model_args checkpoint=llada-8b,decoder=wino,refresh=archer,threshold=0.7
 
 A setting given there wins over what a task asks for (its max_gen_toks and temperature), and that over what the
-checkpoint recommends.
+checkpoint recommends. No argument of a task or of `--gen_kwargs` is passed over: what cannot be followed is refused.
 """
 
 from collections import Counter
@@ -43,7 +43,8 @@ from archer_jax.engine.settings import make_settings
 
 # What tasks call the length of the answer.
 _LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
-_SAMPLING = ('temperature', 'top_p', 'top_k')
+# What says how to sample, and the values that tasks give where they sample nothing.
+_SAMPLING = {'temperature': (0, 1), 'top_p': (1,), 'top_k': (0,)}
 _MODEL_SETTINGS = tuple(name for name in SETTINGS if name != 'chat')
 
 
@@ -214,25 +215,56 @@ class Archer(LM):
   def _request(self, index: int, context: str, arguments: Mapping[str, Any], repeat: int) -> Request:
     """A request from a task's text and generation arguments."""
     arguments = dict(arguments)
-    until = arguments.pop('until', None) or []
-    record = {
-      'prompt': context,
-      'seed': _seed(self._settings.seed, context, repeat),
-      'stop': [text for text in ([until] if isinstance(until, str) else until) if text],
-    }
-    lengths = [(name, arguments.pop(name)) for name in _LENGTHS if name in arguments]
-    if lengths:
-      arguments.setdefault('gen_length', specs.knobs()['gen_length'].check(*lengths[0]))
-    # What is not sampled has no use for these, and tasks give them all the same.
-    if not arguments.pop('do_sample', arguments.get('temperature', 0) > 0):
-      arguments = {name: value for name, value in arguments.items() if name not in _SAMPLING} | {'temperature': 0.0}
+    stop = _stops(arguments.pop('until', None))
+    self._take_length(arguments)
+    self._take_sampling(arguments)
     if arguments.get('num_beams') == 1:
       del arguments['num_beams']
     if unknown := [name for name in arguments if name not in specs.knobs()]:
       names = ('until', 'do_sample', *_LENGTHS, *specs.knobs())
       raise ValueError(f'{unknown[0]} is no generation argument of the model archer; there are {", ".join(names)}')
-    record |= {name: value for name, value in arguments.items() if name not in self._given}
+    record = {'prompt': context, 'seed': _seed(self._settings.seed, context, repeat), 'stop': stop}
+    for name, value in arguments.items():
+      if name not in self._given:
+        record[name] = value
+      elif name not in ('gen_length', *_SAMPLING) and specs.knobs()[name].check(name, value) != self._given[name]:
+        # A task knows none of these, so the user has given both.
+        given = self._given[name]
+        raise ValueError(f'{name} must be given once, got {given} in --model_args and {value} in --gen_kwargs')
     return make_request(record, index, self._settings, self._tokenizer, allow_empty=True)
+
+  def _take_length(self, arguments: dict[str, Any]) -> None:
+    """Turns what says how long an answer may be into gen_length, which only a user gives and which wins."""
+    given = {name: arguments.pop(name) for name in _LENGTHS if name in arguments}
+    lengths = {name: specs.knobs()['gen_length'].check(name, value) for name, value in given.items()}
+    if 'gen_length' in arguments or not lengths:
+      return
+    if len(set(lengths.values())) > 1:
+      told = ' and '.join(f'{name}={length}' for name, length in lengths.items())
+      raise ValueError(f'the length of an answer must be given once, got {told}; give {next(iter(lengths))} its value')
+    arguments['gen_length'] = next(iter(lengths.values()))
+
+  def _take_sampling(self, arguments: dict[str, Any]) -> None:
+    """Takes do_sample out, and with it what else tasks say of sampling where there is none."""
+    sample = arguments.pop('do_sample', None)
+    if sample is not None and not isinstance(sample, bool):
+      raise ValueError(f'do_sample must be true or false, got {sample!r}')
+    if 'temperature' in self._given:
+      temperature = self._given['temperature']
+      sample = temperature > 0
+    else:
+      temperature = arguments.get('temperature', self._settings.knobs['temperature'] if sample else 0)
+      temperature = specs.knobs()['temperature'].check('temperature', temperature)
+      sample = temperature > 0 if sample is None else sample
+      if sample and not temperature:
+        raise ValueError(f'temperature must be above 0 where do_sample is true, got {temperature}')
+    if sample:
+      return
+    for name, unread in _SAMPLING.items():
+      value = arguments.pop(name, None)
+      if value is not None and value not in unread and 'temperature' not in self._given:
+        raise ValueError(f'{name}={value} must not be given without do_sample=true, where nothing is sampled')
+    arguments['temperature'] = 0.0
 
   def _decode(self, entries: list[Request], settings: Settings, what: str, disable_tqdm: bool) -> Iterator[Result]:
     """Results as they come: requests that share a program are decoded together."""
@@ -298,6 +330,14 @@ def _named(request: Instance) -> Iterator[None]:
     yield
   except ValueError as error:
     raise ValueError(f'task {request.task_name}, document {request.doc_id}: {error}') from error
+
+
+def _stops(until: str | Sequence[str] | None) -> list[str]:
+  """The stop sequences that a task gives, none of them empty."""
+  stops = [until] if isinstance(until, str) else until or []
+  if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) for stop in stops):
+    raise ValueError(f'until must be a text or a list of texts, got {until!r}')
+  return [stop for stop in stops if stop]
 
 
 def _seed(seed: int, context: str, repeat: int = 1) -> int:

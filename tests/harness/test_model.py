@@ -112,7 +112,12 @@ def test_no_stop_sequences(lm, until):
     ({'max_gen_toks': 24}, 24, 0),
     ({'max_new_tokens': 24, 'num_beams': 1}, 24, 0),
     ({'max_gen_toks': 24, 'gen_length': 32}, 32, 0),
-    ({'do_sample': False, 'temperature': 0.7, 'top_p': 0.9}, 16, 0),
+    ({'max_gen_toks': 24, 'max_new_tokens': 24, 'max_tokens': 24}, 24, 0),
+    ({'max_completion_tokens': 24}, 24, 0),
+    # As tasks write that nothing is sampled.
+    ({'do_sample': False, 'temperature': 1, 'top_p': 1.0, 'top_k': 0}, 16, 0),
+    ({'do_sample': False, 'temperature': 0.0}, 16, 0),
+    ({'temperature': 0, 'until': 'x'}, 16, 0),
     ({'do_sample': True, 'temperature': 0.7}, 16, 0.7),
     ({'temperature': 0.7}, 16, 0.7),
   ],
@@ -127,14 +132,48 @@ def test_model_arguments_win_over_those_of_a_task(path):
   lm = Archer(str(path), gen_length=20, temperature=0.5)
   knobs = lm._request(0, '12+3=', {'max_gen_toks': 256, 'do_sample': False}, 1).knobs
   assert (knobs['gen_length'], knobs['temperature']) == (20, 0.5)
+  # Greedy, whatever the task samples with.
+  lm = Archer(str(path), temperature=0)
+  assert lm._request(0, '12+3=', {'do_sample': True, 'temperature': 0.8, 'top_p': 0.95}, 1).knobs['temperature'] == 0
+
+
+def test_what_a_task_does_not_know_is_given_once(path):
+  lm = Archer(str(path), threshold=0.5)
+  assert lm._request(0, '12+3=', {'threshold': 0.5}, 1).knobs['threshold'] == 0.5
+  with pytest.raises(ValueError, match=r'threshold must be given once, got 0\.5 in --model_args and 0\.9 in --gen'):
+    lm._request(0, '12+3=', {'threshold': 0.9}, 1)
+
+
+def test_sampling_at_the_temperature_that_the_checkpoint_recommends(tmp_path):
+  path = save_text_model(tmp_path / 'model', defaults={'decoder': 'wino', 'gen_length': 16, 'temperature': 0.25})
+  temperature = lambda arguments: Archer(str(path))._request(0, '12+3=', arguments, 1).knobs['temperature']
+  assert (temperature({'do_sample': True}), temperature({})) == (0.25, 0)
 
 
 @pytest.mark.parametrize(
   ('arguments', 'sentence'),
   [
     ({'max_gen_toks': 0}, 'task task, document 0: max_gen_toks must be an integer'),
+    (
+      {'max_gen_toks': 32, 'max_new_tokens': 8},
+      'length of an answer must be given once, got max_gen_toks=32 and max_new_tokens=8; give max_gen_toks its value',
+    ),
+    ({'max_tokens': 8, 'max_completion_tokens': 9}, 'got max_tokens=8 and max_completion_tokens=9'),
+    ({'max_tokens': 'long'}, "max_tokens must be an integer in .*, got 'long'"),
+    ({'max_length': 8}, 'max_length is no generation argument of the model archer'),
+    ({'repetition_penalty': 1.1}, 'repetition_penalty is no generation argument of the model archer'),
+    ({'stop': ['x']}, 'stop is no generation argument of the model archer; there are until'),
+    ({'until': 5}, 'until must be a text or a list of texts, got 5'),
+    ({'until': ['x', 5]}, r"until must be a text or a list of texts, got \['x', 5\]"),
+    ({'do_sample': 'no'}, "do_sample must be true or false, got 'no'"),
+    ({'do_sample': True}, 'temperature must be above 0 where do_sample is true, got 0'),
+    ({'do_sample': True, 'temperature': 0}, 'temperature must be above 0 where do_sample is true, got 0'),
+    ({'do_sample': False, 'temperature': 0.7}, 'temperature=0.7 must not be given without do_sample=true'),
+    ({'top_p': 0.9}, 'top_p=0.9 must not be given without do_sample=true, where nothing is sampled'),
+    ({'temperature': 0, 'top_k': 40}, 'top_k=40 must not be given without do_sample=true'),
+    ({'temperature': 'hot'}, "temperature must be a number in .*, got 'hot'"),
     ({'num_beams': 4}, 'num_beams is no generation argument of the model archer; there are until, do_sample'),
-    ({'do_sample': True, 'top_p': 0.9}, 'top_p must not be given with decoder wino: it belongs to dream'),
+    ({'do_sample': True, 'temperature': 1, 'top_p': 0.9}, 'top_p must not be given with decoder wino: it'),
   ],
 )
 def test_wrong_arguments_of_a_task_are_told(path, arguments, sentence):
