@@ -20,6 +20,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+import numpy as np
 from tqdm import tqdm
 
 from archer_jax import runtime
@@ -185,32 +186,62 @@ class Archer(LM):
       for request in requests:
         with _named(request):
           pairs.append(self._encode_pair(*request.args))
-    scale = self._settings.knobs['cfg_scale']
-    samples = sum(1 if len(answer) == 1 else self._mc_num for _, answer in pairs)
-    with tqdm(total=samples, desc='Sampling likelihoods', disable=disable_tqdm) as bar:
-      values = log_likelihoods(
-        self._model,
-        self._params,
-        pairs,
-        # One seed for all continuations of a context: their comparison is free of the choice of masks.
-        seeds=[_seed(self._settings.seed, request.args[0]) for request in requests],
-        n_samples=self._mc_num,
-        cfg_scale=scale,
-        batch_size=self._batch_size,
-        progress=bar.update,
-      )
-    greedy = self._are_greedy(pairs, scale, disable_tqdm) if self._check_greedy else [False] * len(pairs)
+    # One seed for all continuations of a context: their comparison is free of the choice of masks.
+    seeds = [_seed(self._settings.seed, request.args[0]) for request in requests]
+    values = self._estimate(pairs, seeds, disable_tqdm)
+    greedy = [False] * len(pairs)
+    if self._check_greedy:
+      greedy = self._are_greedy(pairs, self._settings.knobs['cfg_scale'], disable_tqdm)
     answers = [(float(value), is_greedy) for value, is_greedy in zip(values, greedy, strict=True)]
     for request, answer in zip(requests, answers, strict=True):
       self.cache_hook.add_partial('loglikelihood', request.args, answer)
     return answers
 
   def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-    """Not there: raises NotImplementedError."""
-    raise NotImplementedError(
-      'the model archer has no loglikelihood_rolling: a masked diffusion model bounds the likelihood of an answer as a '
-      'whole, and perplexities token by token would not be comparable'
-    )
+    """Log-likelihoods of whole texts.
+
+    A text that is longer than the model is estimated in windows, each by itself and the sum of them all; only the last
+    one, which is shorter, has before it as much of the text as fits.
+
+    Raises:
+      Mistake: a text that cannot be spelled or has the mask token.
+    """
+    with _said_plainly():
+      check_spelling(self._tokenizer, (request.args[0] for request in requests))
+      pairs, seeds, places = [], [], []
+      for index, request in enumerate(requests):
+        ids = self._tokenizer.encode(request.args[0])
+        if self._model.config.mask_id in ids:
+          with _named(request):
+            raise ValueError('the text must not contain the mask token')
+        for window, start in enumerate(range(0, len(ids), self.max_length), start=1):
+          end = min(start + self.max_length, len(ids))
+          pairs.append((ids[max(end - self.max_length, 0) : start], ids[start:end]))
+          seeds.append(_seed(self._settings.seed, request.args[0], window))
+          places.append(index)
+    sums = [0.0] * len(requests)
+    for index, value in zip(places, self._estimate(pairs, seeds, disable_tqdm), strict=True):
+      sums[index] += float(value)
+    for request, value in zip(requests, sums, strict=True):
+      self.cache_hook.add_partial('loglikelihood_rolling', request.args, value)
+    return sums
+
+  def _estimate(
+    self, pairs: Sequence[tuple[list[int], list[int]]], seeds: Sequence[int], disable_tqdm: bool
+  ) -> np.ndarray:
+    """float64 [N], the log-likelihood of the second of every pair behind the first."""
+    samples = sum(1 if len(answer) == 1 else self._mc_num for _, answer in pairs)
+    with tqdm(total=samples, desc='Sampling likelihoods', disable=disable_tqdm) as bar:
+      return log_likelihoods(
+        self._model,
+        self._params,
+        pairs,
+        seeds=seeds,
+        n_samples=self._mc_num,
+        cfg_scale=self._settings.knobs['cfg_scale'],
+        batch_size=self._batch_size,
+        progress=bar.update,
+      )
 
   def _request(self, index: int, context: str, arguments: Mapping[str, Any], repeat: int) -> Request:
     """A request from a task's text and generation arguments."""

@@ -45,8 +45,8 @@ needs_harness = pytest.mark.skipif(
 
 
 @needs_harness
-def test_both_kinds_of_tasks(tmp_path):
-  tasks = ','.join(str(TASKS / f'sudoku4_{kind}.yaml') for kind in ('generate', 'choice'))
+def test_all_kinds_of_tasks(tmp_path):
+  tasks = ','.join(str(TASKS / f'sudoku4_{kind}.yaml') for kind in ('generate', 'choice', 'rolling'))
   options = 'decoder=wino,refresh=archer,mc_num=2,check_greedy=false'
   done = run('--model_args', options, '--tasks', tasks, '--limit', 3, '--output_path', tmp_path, home=tmp_path)
   assert done.returncode == 0, done.stderr
@@ -55,6 +55,8 @@ def test_both_kinds_of_tasks(tmp_path):
   assert 0 <= results['sudoku4_generate']['exact_match,none'] <= 1
   # Even few samples tell a grid from one with two digits exchanged.
   assert results['sudoku4_choice']['acc,none'] >= 2 / 3
+  # Most of the prompt is digits that nothing foretells.
+  assert 0 < results['sudoku4_rolling']['bits_per_byte,none'] < 20
   assert 'sudoku4_choice' in done.stdout
 
 

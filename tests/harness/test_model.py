@@ -197,6 +197,10 @@ def test_what_cannot_be_read_is_told_before_anything_is_decoded(lm, monkeypatch)
     quiet(lm.generate_until, ask(['12+3=', '2→1', 'é→']))
   with pytest.raises(Mistake, match=missing):
     quiet(lm.loglikelihood, choose(('2→', ' 1'), ('2', 'é')))
+  with pytest.raises(Mistake, match=missing):
+    quiet(lm.loglikelihood_rolling, roll('12', '2→é'))
+  with pytest.raises(Mistake, match='task task, document 1: the text must not contain the mask token'):
+    quiet(lm.loglikelihood_rolling, roll('12', '12<|mask|>'))
   with pytest.raises(Mistake, match='task task, document 1: prompt of 300 tokens and gen_length=16 must together'):
     quiet(lm.generate_until, ask(['12+3=', 'x' * 300]))
   with pytest.raises(Mistake, match='task task, document 0: context and continuation of 301 tokens must together'):
@@ -235,9 +239,35 @@ def test_what_the_model_would_write_is_greedy(path, loaded, decoder):
   assert [is_greedy for _, is_greedy in found] == [True, False]
 
 
-def test_rolling_likelihoods_are_refused(lm):
-  with pytest.raises(NotImplementedError, match='archer has no loglikelihood_rolling'):
-    lm.loglikelihood_rolling([])
+def roll(*texts):
+  return [Instance('loglikelihood_rolling', {}, (text,), 0, ('task', index, 1)) for index, text in enumerate(texts)]
+
+
+def test_likelihoods_of_whole_texts(lm, loaded, monkeypatch):
+  model, params, tokenizer = loaded
+  # Three windows of 16 tokens of a model that reads no more.
+  monkeypatch.setattr(Archer, 'max_length', 16)
+  text = '3141592653589793238462643383279502884'
+  ids = tokenizer.encode(text)
+  assert len(ids) == 37
+  pairs = [([], ids[:16]), ([], ids[16:32]), (ids[21:32], ids[32:])]
+  seeds = [module._seed(0, text, window) for window in (1, 2, 3)]
+  expected = log_likelihoods(model, params, pairs, seeds=seeds, n_samples=4, batch_size=1)
+  short, empty, long = quiet(lm.loglikelihood_rolling, roll('12+3=', '', text))
+  assert long == pytest.approx(sum(expected), rel=1e-12)
+  assert empty == 0 and short == pytest.approx(
+    log_likelihoods(
+      model, params, [([], tokenizer.encode('12+3='))], seeds=[module._seed(0, '12+3=')], n_samples=4, batch_size=1
+    )[0]
+  )
+  # The same alone.
+  assert quiet(lm.loglikelihood_rolling, roll(text)) == [long]
+
+
+def test_a_text_of_one_token_is_exact(lm, loaded):
+  (value,) = quiet(lm.loglikelihood_rolling, roll('7'))
+  pair = ([], loaded[2].encode('7'))
+  assert value == log_likelihoods(*loaded[:2], [pair], seeds=[5], n_samples=1, batch_size=1)[0] < 0
 
 
 def test_conversations(lm, path, tmp_path):
@@ -261,4 +291,9 @@ def test_partial_results_are_cached(lm, monkeypatch):
   monkeypatch.setattr(lm.cache_hook, 'add_partial', lambda *entry: kept.append(entry))
   requests, choices = ask(CONTEXTS[:1]), choose(('12+3=', '9'))
   (answer,), (value,) = quiet(lm.generate_until, requests), quiet(lm.loglikelihood, choices)
-  assert kept == [('generate_until', requests[0].args, answer), ('loglikelihood', choices[0].args, value)]
+  (whole,) = quiet(lm.loglikelihood_rolling, roll('7'))
+  assert kept == [
+    ('generate_until', requests[0].args, answer),
+    ('loglikelihood', choices[0].args, value),
+    ('loglikelihood_rolling', ('7',), whole),
+  ]
