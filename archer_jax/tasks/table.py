@@ -15,6 +15,7 @@ where it is needed.
 import numpy as np
 
 from archer_jax.tasks import Problem
+from archer_jax.tasks import plain
 
 WORKED_EXAMPLES = 1
 # 10 lines of five tokens, the last newline an end token.
@@ -61,4 +62,4 @@ def make_problem(rng: np.random.Generator, level: float) -> Problem:
 
 def is_solved(problem: Problem, answer: str) -> bool:
   """Whether the answer is the one list of rows."""
-  return answer == problem.answer
+  return plain(answer) == problem.answer

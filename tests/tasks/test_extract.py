@@ -115,7 +115,9 @@ def test_choice(text, expected):
   assert extract('choice', text) == expected
 
 
-@pytest.mark.parametrize(('text', 'expected'), [(' 18 \n', '18'), ('a b', 'a b'), ('', None), (' \n', None)])
+@pytest.mark.parametrize(
+  ('text', 'expected'), [(' 18 \n', '18'), ('a \r\nb\r\n', 'a\nb'), ('a b', 'a b'), ('', None), (' \n', None)]
+)
 def test_exact(text, expected):
   assert extract('exact', text) == expected
 

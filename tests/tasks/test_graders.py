@@ -150,6 +150,17 @@ def test_right_answers_pass_and_wrong_ones_fail(task, count):
       assert not module.is_solved(problem, answer), (problem, answer)
 
 
+@pytest.mark.parametrize('task', GENERATED)
+def test_white_space_at_ends_of_lines_counts_nowhere(task):
+  module = importlib.import_module(f'archer_jax.tasks.{task}')
+  for index in range(20):
+    problem = problem_at(module, SEED, index)
+    answer = problem.answer
+    ends = [answer.replace('\n', end) for end in ('\r\n', '\r', ' \n')]
+    for written in (f'{answer}\n', f'{answer} \t', f'{answer}\r\n\r\n', *ends):
+      assert module.is_solved(problem, written), (problem, written)
+
+
 def test_puzzles_of_one_completion():
   """Against trying every way to fill the blanks that the clues leave."""
   counts = set()

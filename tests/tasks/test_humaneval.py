@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 import sys
+import textwrap
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -38,6 +39,11 @@ class Chat:
 @pytest.fixture(scope='module')
 def problems():
   return {style: humaneval.problems(style, Chat()) for style in humaneval.STYLES}
+
+
+@pytest.fixture(scope='module')
+def published():
+  return {style: humaneval.problems(style, Chat(), published=True) for style in humaneval.STYLES}
 
 
 @needs_data
@@ -93,8 +99,70 @@ def test_every_published_solution_passes_and_no_empty_one(problems, style):
     ('wino', '```python\n    return x + y\n```', False),
   ],
 )
-def test_code_is_taken_out_of_answers(problems, style, answer, solved):
-  assert humaneval.is_solved(problems[style][53], answer) is solved
+def test_code_is_taken_out_of_answers_as_published(problems, published, style, answer, solved):
+  assert humaneval.is_solved(published[style][53], answer) is solved
+  # What it takes the other reading takes too.
+  assert not solved or humaneval.is_solved(problems[style][53], answer)
+
+
+WHOLE = 'def add(x, y):\n    z = x + y\n    return z\n'
+BODY = '    z = x + y\n    return z\n'
+ALL = tuple(humaneval.STYLES)
+
+
+@needs_data
+@pytest.mark.parametrize(
+  ('answer', 'styles'),
+  [
+    (f'```python\n{WHOLE}```'.replace('\n', '\r\n'), ALL),
+    (f'```python\n{WHOLE}```'.replace('\n', '\r'), ALL),
+    (f'```python\n{WHOLE}', ALL),
+    (f'```python \n{WHOLE}```', ALL),
+    (f'```{{.python}}\n{WHOLE}```', ALL),
+    (f'Sure! `add` is simple:\n\n```python\n{WHOLE}```\nIt adds.', ('llada',)),
+    (f'Run it:\n```sh\npython add.py\n```\n```python\n{WHOLE}```', ('llada',)),
+    (f'```python\nZERO = 0\n{WHOLE.replace("x + y", "x + y + ZERO")}```', ALL),
+    (f'1. So:\n\n   ```python\n{textwrap.indent(WHOLE, "   ")}   ```\n2. Done.', ('llada',)),
+    (WHOLE, ALL),
+    (f'{WHOLE}\nThat is it.', ('llada', 'wino')),
+    (f'{WHOLE}\nDone', ('llada', 'wino')),
+    (f'{WHOLE}\nprint(add(1))', ALL),
+    (f'Here is the function:\n\n{WHOLE}\nThis adds `x` and `y`.', ('llada',)),
+    (BODY, ALL),
+    (BODY.replace('\n', '\r\n'), ALL),
+    (f'{BODY}\nThis adds the two.', ALL),
+    (BODY.lstrip(), ALL),
+    (BODY.replace('    ', ''), ALL),
+    (f'{BODY.lstrip()}\nThis adds the two.', ALL),
+    (f'```python\n{BODY}```', ALL),
+    (f'```python\n{BODY.lstrip()}```', ALL),
+    (f'```\n{BODY}', ALL),
+  ],
+)
+def test_right_programs_are_right_however_they_are_written(problems, answer, styles):
+  for style in styles:
+    assert humaneval.is_solved(problems[style][53], answer), (style, humaneval.program(problems[style][53], answer))
+
+
+@needs_data
+@pytest.mark.parametrize('style', humaneval.STYLES)
+@pytest.mark.parametrize(
+  'answer',
+  [
+    WHOLE.replace('+', '-'),
+    BODY.replace('+', '-'),
+    f'```python\n{WHOLE.replace("+", "-")}```\n```python\n{WHOLE}```',
+    BODY.replace('return z', 'return (z'),
+    WHOLE.replace('return z', 'return z z'),
+    BODY.replace('    return', '      return'),
+    'The sum of x and y.',
+    '```python\n```',
+    '```',
+    '(' * 10000,
+  ],
+)
+def test_wrong_programs_stay_wrong(problems, style, answer):
+  assert not humaneval.is_solved(problems[style][53], answer)
 
 
 @needs_data

@@ -173,3 +173,7 @@ def test_humaneval_is_one_of_them():
   assert source.gen_length == 512
   with pytest.raises(ValueError, match='style'):
     open_source('humaneval:none')
+  with pytest.raises(ValueError, match="behind the style of humaneval may stand published, got 'x'"):
+    open_source('humaneval:completion:x')
+  assert not source.problems(1, 0)[0].hidden.published
+  assert open_source('humaneval:completion:published').problems(1, 0)[0].hidden.published
