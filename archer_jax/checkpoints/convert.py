@@ -127,6 +127,7 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
 def _read_json(file: Path) -> dict[str, Any]:
   if not file.is_file():
     raise FileNotFoundError(f'{file} does not exist')
+  manifest.check_no_pointer(file)
   try:
     content = json.loads(file.read_text('utf-8'))
   except ValueError as error:
@@ -218,6 +219,7 @@ def _source_shape(shape: tuple[int, ...], contracted: int | None) -> tuple[int, 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[safe_open]:
   """Opens a file, and says which one it was if it is damaged."""
+  manifest.check_no_pointer(file)
   try:
     with safe_open(file, 'numpy') as opened:
       yield opened

@@ -18,6 +18,9 @@ from archer_jax.config import ModelConfig
 FORMAT_VERSION = 1
 BUNDLED = Path(__file__).parent.parent / 'bundled'
 
+# What a git-lfs pointer begins with.
+_POINTER = b'version https://git-lfs.github.com/spec/'
+
 # Everything that a published tokenizer may consist of and that is data; code (*.py) is never copied.
 TOKENIZER_FILES = (
   'tokenizer.json',
@@ -61,6 +64,13 @@ def has_tokenizer(folder: Path) -> bool:
   return (folder / 'tokenizer.json').is_file() or all((folder / f).is_file() for f in ('vocab.json', 'merges.txt'))
 
 
+def check_no_pointer(file: Path) -> None:
+  """Raises ValueError if a file is what git-lfs leaves in the place of one that was not fetched."""
+  with file.open('rb') as stream:
+    if stream.read(len(_POINTER)) == _POINTER:
+      raise ValueError(f'{file} is a git-lfs pointer and not the file itself; fetch it first: git lfs pull')
+
+
 def read_manifest(path: str | Path | None = None) -> Manifest:
   """Reads the manifest of a checkpoint, by default that of the bundled model; needs no JAX.
 
@@ -79,6 +89,7 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
         f'python tools/convert_weights.py --source {path} --output DIR'
       )
     raise ValueError(f'checkpoint {path} must be a folder with a manifest.json, as tools/convert_weights.py writes it')
+  check_no_pointer(file)
   try:
     content = json.loads(file.read_text('utf-8'))
     version = content.pop('format_version')
@@ -102,6 +113,7 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
     if found is None:
       raise ValueError(f'checkpoint {path} is damaged: {name} is missing')
     if found != size:
+      check_no_pointer(path / name)
       raise ValueError(f'checkpoint {path} is damaged: {name} has {found} bytes instead of {size}')
     if name in manifest.digests and sha256(path / name) != manifest.digests[name]:
       raise ValueError(f'checkpoint {path} is damaged: {name} is not as it was written')

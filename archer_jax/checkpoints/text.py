@@ -13,7 +13,9 @@ from typing import Any
 
 import jinja2
 
+from archer_jax.checkpoints.manifest import TOKENIZER_FILES
 from archer_jax.checkpoints.manifest import check_end_ids
+from archer_jax.checkpoints.manifest import check_no_pointer
 from archer_jax.checkpoints.manifest import has_tokenizer
 from archer_jax.config import ModelConfig
 
@@ -164,6 +166,9 @@ def load_tokenizer(folder: str | Path, config: ModelConfig, end_ids: Sequence[in
   folder = Path(folder)
   if not has_tokenizer(folder):
     return None
+  for name in TOKENIZER_FILES:
+    if (folder / name).is_file():
+      check_no_pointer(folder / name)
   # Without torch, transformers warns at import that models won't be available; only tokenizers are wanted here.
   quiet = lambda record: 'PyTorch' not in record.getMessage()
   logger = logging.getLogger('transformers')

@@ -193,6 +193,12 @@ def largest_file(path):
   return max((file for file in (path / 'params').rglob('*') if file.is_file()), key=lambda file: file.stat().st_size)
 
 
+def test_a_checkpoint_that_git_lfs_did_not_fetch_is_named(copied):
+  for file in (largest_file(copied), copied / 'manifest.json'):
+    file.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 16000000000\n')
+    refused(copied, f'{re.escape(str(file))} is a git-lfs pointer and not the file itself; fetch it first')
+
+
 def test_torn_checkpoint_is_refused_by_file(copied):
   file = largest_file(copied)
   content = file.read_bytes()

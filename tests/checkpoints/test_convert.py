@@ -342,6 +342,18 @@ def test_damaged_safetensors_are_refused_by_file(damage, tmp_path):
     convert(source, tmp_path / 'output')
 
 
+POINTER = f'version https://git-lfs.github.com/spec/v1\noid sha256:{"0" * 64}\nsize 16000000000\n'
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'config.json', 'model.safetensors.index.json', 'tokenizer.json'])
+def test_a_file_that_git_lfs_did_not_fetch_is_named(name, tmp_path):
+  source = golden_source(tmp_path / 'source', 'llada_tiny')
+  (source / name).write_text(POINTER)
+  with pytest.raises(ValueError, match=f'{name} is a git-lfs pointer and not the file itself; fetch it first: git lfs'):
+    convert(source, tmp_path / 'output')
+  assert not (tmp_path / 'output').exists()
+
+
 def test_folder_without_config_or_weights_is_refused(tmp_path):
   with pytest.raises(FileNotFoundError, match=r'source .*nowhere must be a folder'):
     convert(tmp_path / 'nowhere', tmp_path / 'output')

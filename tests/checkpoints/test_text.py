@@ -263,6 +263,9 @@ def test_folder_without_or_with_damaged_tokenizer(llada_folder, tmp_path):
     small = {'vocab_size': 264, 'embedding_size': 264}
     ids = {'mask_token_id': 1, 'eos_token_id': 2, 'pad_token_id': 2}
     load_tokenizer(llada_folder, config('llada_tiny', **small, **ids))
+  (llada_folder / 'tokenizer.json').write_text('version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n')
+  with pytest.raises(ValueError, match=r'tokenizer\.json is a git-lfs pointer and not the file itself'):
+    load_tokenizer(llada_folder, LLADA_CONFIG)
   (llada_folder / 'tokenizer.json').write_text('{')
   with pytest.raises(ValueError, match=r'the tokenizer in .* cannot be read: '):
     load_tokenizer(llada_folder, LLADA_CONFIG)
