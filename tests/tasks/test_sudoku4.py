@@ -73,12 +73,15 @@ def test_grader_accepts_every_completion_and_nothing_else():
   puzzle, right = problem.hidden, search(problem.hidden)
   assert len(right) > 1
   assert all(sudoku4.is_solved(problem, answer) for answer in right)
+  # White space behind an answer counts nowhere.
+  assert sudoku4.is_solved(problem, right[0] + ' ')
   clue = next(cell for cell in range(16) if puzzle[cell] != '0')
   # A full grid that differs in a clue only by a renaming of digits is valid by itself but no answer.
   renamed = right[0].translate(str.maketrans('1234', '2143'))
   assert search(renamed) == [renamed]
   assert renamed[clue] != puzzle[clue]
-  wrong = ['', puzzle, renamed, right[0][:-1], right[0] + '1', right[0] + ' ', ' ' + right[0], '0' + right[0][1:]]
+  wrong = ['', puzzle, renamed, right[0][:-1], right[0] + '1', ' ' + right[0], '0' + right[0][1:]]
+  wrong += [f'{right[0][:8]} {right[0][8:]}', f'{right[0][:8]}\n{right[0][8:]}']
   assert not any(sudoku4.is_solved(problem, answer) for answer in wrong)
 
 
