@@ -278,7 +278,7 @@ def methods(pairs: int) -> list[dict]:
     f'{"P, G, B":>14} {"method":>12} {"always ms":>10} {"ms":>9} {"measured ratio":>20} {"counted":>8} {"quotient":>19}'
   )
   records = []
-  for prompt, canvas, block in ((512, 128, 32), (512, 256, 32)):
+  for prompt, canvas, block in ((512, 128, 64), (512, 128, 32)):
     always, its = decoding(prompt, canvas, block, 'prompt', {'refresh_interval': 1})
     every = its()
     for reuse, knobs in METHODS.items():

@@ -213,6 +213,7 @@ ROW = {
   'status': Int32[Abstract, 'B'],
   'knobs': {name: (Int32 if knob.integer else Float32)[Abstract, 'B'] for name, knob in specs.knobs().items()},
   'counters': dict.fromkeys(COUNTERS, Int32[Abstract, 'B']),
+  'logprobs': None,
 }
 TRACE = {
   'canvas': Int32[Abstract, 'B S G'],
@@ -245,6 +246,7 @@ RECORD = {
   'remasked': Bool[Abstract, 'B G'],
   'reason': Int32[Abstract, 'B'],
   'margin': Float32[Abstract, 'B'],
+  'logprobs': None,
   'seen': {'distance': Int32[Abstract, 'B'], 'drift': Float32[Abstract, 'B'], 'age': Int32[Abstract, 'B']},
   'work': {
     **dict.fromkeys(('forwards', 'rows_fed', 'rows_recomputed'), Int32[Abstract, 'B']),

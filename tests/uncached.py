@@ -83,6 +83,9 @@ def layout(row: Row, cfg: DecodeConfig) -> tuple[np.ndarray, np.ndarray, np.ndar
   columns = np.concatenate([np.arange(prompt + canvas), prompt + np.array(twins, int)])
   positions = np.maximum(columns - pads, 0).astype(np.int32)
   keys = np.concatenate([row.valid, np.arange(canvas) < row.gen_length])
+  # Past the vocabulary is padding.
+  is_real = np.concatenate([keys, np.array(twins, int) < row.gen_length])
+  tokens = np.where(is_real, tokens, cfg.model.vocab_size).astype(np.int32)
   mask = np.zeros((len(tokens), len(tokens)), bool)
   mask[:, : prompt + canvas] = keys
   for i, twin in enumerate(twins):
@@ -132,7 +135,8 @@ def full_logits(params, rows: list[Row], cfg: DecodeConfig, options: Mapping) ->
   if not cfg.guidance:
     return np.asarray(_jitted(_forward, options)(params, tokens, positions, mask[:, None], asked, model=cfg.model))
   blind = tokens.copy()
-  blind[:, : len(rows[0].prompt)] = cfg.model.mask_id
+  length = len(rows[0].prompt)
+  blind[:, :length] = np.where(blind[:, :length] < cfg.model.vocab_size, cfg.model.mask_id, blind[:, :length])
   scale = np.array([row.knobs['cfg_scale'] for row in rows], np.float32)
   return np.asarray(
     _jitted(_guided, options)(params, tokens, blind, positions, mask[:, None], asked, scale, model=cfg.model)
@@ -299,7 +303,8 @@ def plain_forward(
   def project(x, weights):
     return np.tensordot(x, weights['kernel'], 1) + weights.get('bias', 0.0)
 
-  x = params['embedding'][np.asarray(tokens)]
+  embedding = np.asarray(params['embedding'])
+  x = np.concatenate([embedding, np.zeros_like(embedding[:1])])[np.asarray(tokens)]
   fresh = []
   for layer in range(model.n_layers):
     block = params[f'blocks_{layer}']

@@ -90,6 +90,7 @@ def _record(
     'batch_size': plan.batch_size,
     'settings': {
       **{name: getattr(setting, name) for name in ('decoder', 'refresh', 'block_length', 'seed', 'chat')},
+      'reuse': setting.methods.reuse,
       **setting.switches,
       **setting.row({}),
     },

@@ -40,10 +40,10 @@ def _gathered(layers: tuple[KeyValue, ...]) -> KV:
 
 
 def _masked(keys: Sequence[KeyValue], attn_mask: Array) -> list[Part]:
-  """Parts of keys and values with each its own part of a mask [B, 1, T, S] over all of them."""
+  """Parts of keys and values with each its own part of a mask [B, 1, T, S] over all of them; none that is empty."""
   ends = [0, *itertools.accumulate(k.shape[2] for k, _ in keys)]
   assert attn_mask.shape[-1] == ends[-1], (attn_mask.shape, ends)
-  return [(k, v, attn_mask[..., a:b]) for (k, v), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)]
+  return [(k, v, attn_mask[..., a:b]) for (k, v), (a, b) in zip(keys, itertools.pairwise(ends), strict=True) if a < b]
 
 
 class RMSNorm(nn.Module):

@@ -27,6 +27,8 @@ _PER_STEP = {
   'margin_per_step': ('f', 1),
   'reason_per_step': ('iu', 1),
 }
+# Told by the methods that have anchors; of others it is what changed since their last refresh.
+_OF_ANCHORS = ('distance_per_step', 'drift_per_step', 'age_per_step')
 _REQUIRED = {
   'id': ('Uiufb', 0),
   'canvas_after_step': ('iu', 2),
@@ -68,7 +70,8 @@ class Recording:
     canvas: int32 [S, G], after each step.
     refresh: bool [S].
     accept, remask: int32 [S], tokens committed and taken back.
-    distance: int32 [S], positions that differed from the anchor, as the step's refresh decision saw it.
+    distance: int32 [S], positions that differed from the anchor, as the step's refresh decision saw it; without
+      anchors, from the canvas of the last refresh, and so with the next two.
     drift: float32 [S], likewise, by the measure of the setting `drift`.
     age: int32 [S], likewise; -1 before the first refresh.
     margin: float32 [S], of the step's own decision; may be infinite.
@@ -139,8 +142,9 @@ class Recording:
   def summary(self) -> str:
     """The decoding in one line."""
     settings, steps, refreshes = self.settings, self.n_steps, int(self.refresh.sum())
+    rule = f'refresh {settings["refresh"]}' if settings.get('refresh') else f'reuse {settings.get("reuse")}'
     return (
-      f'{settings.get("decoder")}, refresh {settings.get("refresh")}: {steps} steps, {refreshes} refreshes '
+      f'{settings.get("decoder")}, {rule}: {steps} steps, {refreshes} refreshes '
       f'({refreshes / steps:.0%}), {int(self.accept.sum())} tokens committed, {int(self.remask.sum())} taken back'
     )
 
@@ -171,6 +175,22 @@ def read_recording(path: Path) -> Recording:
   return make_recording(arrays, str(path))
 
 
+def _since_refresh(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Distance, drift and age for a reuse method that has no anchors and tells none: those since its last refresh."""
+  canvas, refresh = arrays.get('canvas_after_step'), arrays['refresh_per_step']
+  if canvas is None or canvas.ndim != 2 or refresh.shape != canvas.shape[:1] or 'mask_id' not in arrays:
+    # Told as what it is.
+    return {}
+  before = np.concatenate([np.full_like(canvas[:1], int(arrays['mask_id'])), canvas[:-1]])
+  # The last step that refreshed before each one.
+  steps = np.arange(len(refresh))
+  last = np.concatenate([[-1], np.maximum.accumulate(np.where(refresh, steps, -1))[:-1]])
+  distance = np.where(last < 0, 0, np.sum(before != before[last], axis=1)).astype(np.int32)
+  age = np.where(last < 0, -1, steps - last).astype(np.int32)
+  drift = (distance / canvas.shape[1]).astype(np.float32)
+  return {'distance_per_step': distance, 'drift_per_step': drift, 'age_per_step': age}
+
+
 def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
   """A recording from the arrays of a trace.
 
@@ -181,6 +201,8 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
   Raises:
     ValueError: arrays that are missing, or that do not belong together.
   """
+  if not any(name in arrays for name in _OF_ANCHORS) and 'refresh_per_step' in arrays:
+    arrays = {**arrays, **_since_refresh(arrays)}
   if missing := [name for name in _REQUIRED if name not in arrays]:
     raise ValueError(f'trace {source} must have the arrays of --trace of run_decode.py, but lacks {", ".join(missing)}')
   for name, (kinds, axes) in (_REQUIRED | _OPTIONAL).items():

@@ -104,14 +104,15 @@ def test_help_is_quick_grouped_and_complete(tmp_path):
     gen_length block_length steps threshold threshold_back
     max_accept shadow temperature top_p top_k cfg_scale remasking alg alg_temp early_stop refresh refresh_interval
     refresh_at_block_start refresh_distance drift drift_radius min_margin max_age kappa quantile on_low_margin
-    reuse min_accept eos_penalty
+    reuse min_accept eos_penalty factor
+    reuse_interval dkv_shift window prompt_interval response_interval transfer_ratio
     anchors mask_prediction batch_size mesh dtype seed trace
     watch report
     stats config logits_eos_inf confidence_eos_eot_inf resume profile coordinator num_processes process_id
     start_timeout"""
   shown = {line.split()[0].replace('[no]', '') for line in out.splitlines() if line.startswith('  --')}
   assert shown == {f'--{name}' for name in design.split()}
-  assert 'wino commits tokens whose probability is above this (default: 0.6)' in out
+  assert 'this (default: 0.9 for parallel,' in out
   assert max(map(len, out.splitlines())) <= 110
 
 
@@ -131,8 +132,8 @@ def test_flags_are_those_of_the_tables():
   assert tuple(values['dtype'].parser.enum_values) == DTYPES
   # What --help says is the default is the default.
   for name, spec in specs.knobs().items():
-    # Each rule has a number of its own, or takes that of the checkpoint.
-    if name not in ('refresh_distance', 'kappa'):
+    # Each rule or decoder has a number of its own, or takes that of the checkpoint.
+    if name not in ('refresh_distance', 'kappa', 'threshold'):
       assert values[name].default == spec.default
 
 
@@ -141,7 +142,10 @@ MISTAKES = {
   'positional': (['stray'], "there are no positional arguments, got 'stray'"),
   'positional behind flags': (['--prompt=a', 'b'], "there are no positional arguments, got 'b'"),
   'no value': (['--gen_length'], 'Missing value for flag --gen_length'),
-  'unknown decoder': (['--decoder=beam'], 'flag --decoder=beam: value should be one of <dream|llada|saber|wino>'),
+  'unknown decoder': (
+    ['--decoder=beam'],
+    'flag --decoder=beam: value should be one of <dream|llada|parallel|saber|wino>',
+  ),
   'unknown refresh': (
     ['--refresh=never'],
     'flag --refresh=never: value should be one of <archer|always|once|interval|certified>',
@@ -149,7 +153,7 @@ MISTAKES = {
   'unknown drift': (['--drift=x'], 'flag --drift=x: value should be one of'),
   'wrong decoder': (
     ['--decoder=dream'],
-    'decoder must be llada, saber or wino for a model with same_position logits',
+    'decoder must be llada, parallel, saber or wino for a model with same_position logits',
   ),
   'radius': (['--drift=hidden', '--drift_radius=1.5'], 'drift_radius must be a number in [0, 1], got 1.5'),
   'radius below': (['--drift_radius=-0.5'], 'drift_radius must be a number in [0, 1], got -0.5'),

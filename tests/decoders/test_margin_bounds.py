@@ -29,7 +29,7 @@ def sides(state, cfg, logits, comparison, margin, tolerance=1e-3):
 def three_masks(alg, mask_prediction='never', **knobs):
   """A step of dream that writes one of three masks."""
   cfg = make_config('dream', 3, alg=alg, mask_prediction=mask_prediction)
-  return cfg, with_fields(make_state(cfg, steps=3, **knobs), row_step=np.ones(1))
+  return cfg, with_fields(make_state(cfg, steps=3, **knobs), row_step=np.ones(1), block_step=np.ones(1))
 
 
 def swap(first, second, token=0):

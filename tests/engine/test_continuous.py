@@ -518,6 +518,28 @@ def test_shapes_side_by_side(text):
   assert_equal(run(text, settings, entries, n_batches=2, trace=True), expected)
 
 
+@pytest.mark.parametrize(
+  'reuse',
+  ['dual', *(pytest.param(name, marks=pytest.mark.slow) for name in ('prefix', 'dkv', 'dkv_greedy', 'dllm'))],
+)
+def test_forty_prompts_are_a_program_for_each_pair_of_buckets(text, reuse):
+  """Whatever the lengths, schedules, blocks and clocks of the rows."""
+  settings = make_settings(CONFIG, {'decoder': 'llada', 'reuse': reuse, 'block_length': 4, 'gen_length': 16})
+  rng = random.Random(4)
+  clocks = {'dkv': ['reuse_interval'], 'dkv_greedy': ['reuse_interval'], 'dllm': ['prompt_interval']}.get(reuse, [])
+  given = [
+    {'prompt_ids': [rng.randrange(3, 99) for _ in range(rng.choice([2, 9, 16, 20, 31]))], 'gen_length': length}
+    | {'steps': rng.randrange(8, length + 1)}
+    | {name: rng.randrange(2, 9) for name in clocks}
+    for length in (rng.choice([9, 12, 16]) for _ in range(40))
+  ]
+  timing = Timing()
+  results = run(text, settings, requests(settings, given), timing=timing, batch_size=4)
+  assert len(results) == 40 and all(result.error is None for result in results)
+  shapes = {(cfg.canvas_length, shape[1]) for cfg, shape in timing.programs}
+  assert len(timing.programs) == len(shapes) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('sizes', ['data:2', 'data:2,model:2', 'data:4'])
 def test_over_a_mesh(text, wino_run, monkeypatch, sizes):

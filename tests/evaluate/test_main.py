@@ -30,7 +30,8 @@ FIELDS = {
 }  # fmt: skip
 MORE_FIELDS = {
   'accepted', 'prompt_tokens', 'generated_tokens', 'flip_flop_rate', 'errors', 'tokens_per_s', 'operations',
-  'speedup_wall_low', 'speedup_wall_high', 'gen_length', 'batch_size', 'settings', 'run',
+  'speedup_wall_low', 'speedup_wall_high', 'gen_length', 'batch_size', 'settings', 'run', 'rows_fed', 'rows_recomputed',
+  'kept_bytes',
 }  # fmt: skip
 FLAGS = {
   'checkpoint', 'tasks', 'n', 'compare', 'worked_examples', 'extract', 'json', 'figure', 'config', 'batch_size',
@@ -98,6 +99,8 @@ def test_records(main, monkeypatch):
     assert set(record) == FIELDS | MORE_FIELDS
     assert all(isinstance(record[field], int) for field in ('n', 'correct', 'wins', 'losses', 'errors', 'operations'))
     assert record['n'] == 5 and 0 <= record['ci_low'] <= record['pass_at_1'] <= record['ci_high'] <= 1
+    assert record['settings']['reuse'] == 'prompt' and 0 < record['rows_fed'] <= record['rows_recomputed']
+    assert record['kept_bytes'] > 0
     assert record['settings']['seed'] == 3 and record['settings']['gen_length'] == record['gen_length'] == 16
     assert record['run']['dtype'] == 'float32' and record['run']['jax'] == '1.2.3'
   assert records[1]['settings']['refresh_distance'] == 4 and records[2]['settings']['steps'] == 8

@@ -18,6 +18,7 @@ FIGURES = ROOT / 'docs' / 'figures'
     ('docs/defaults.md', 'saber.json', None),
     ('docs/defaults.md', 'wino.json', None),
     ('docs/defaults.md', 'wino-long.json', None),
+    ('docs/methods.md', 'methods.json', None),
   ],
 )
 def test_a_page_shows_the_table_of_its_figures(page, file, settings):

@@ -63,7 +63,7 @@ def test_every_rule_and_method_is_a_name():
       'allways',
       "'allways' in 'allways' is no refresh rule, decoder or reuse method; there are archer, .*certified, dream",
     ),
-    ('always:3', "always in 'always:3' takes no number; archer, interval, certified, dream, llada, .*wino do"),
+    ('always:3', "always in 'always:3' takes no number; archer, interval, certified, dream, llada, .*wino, .*dllm do"),
     ('archer+treshold=0.9', "'treshold' in 'archer\\+treshold=0.9' is no setting; there are decoder, reuse, ref"),
     ('archer+threshold', "'threshold' in 'archer\\+threshold' must be name=value"),
     ('archer+threshold=high', "archer\\+threshold=high: threshold must be a number in \\[0, 1\\], got 'high'"),

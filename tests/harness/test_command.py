@@ -64,5 +64,5 @@ def test_all_kinds_of_tasks(tmp_path):
 def test_a_mistake_is_one_line(tmp_path):
   done = run('--model_args', 'decoder=dream', '--tasks', TASKS / 'sudoku4_generate.yaml', home=tmp_path)
   assert done.returncode == 1
-  assert done.stderr.splitlines()[-1].startswith('error: decoder must be llada, saber or wino')
+  assert done.stderr.splitlines()[-1].startswith('error: decoder must be llada, parallel, saber or wino')
   assert 'Traceback' not in done.stderr

@@ -67,7 +67,7 @@ def test_the_harness_knows_it(path):
     ({'chat': True}, 'chat is no argument of the model archer; --apply_chat_template'),
     ({'threshold': 2}, r'threshold must be a number in \[0, 1\], got 2'),
     ({'steps': 4}, 'steps must not be given with decoder wino'),
-    ({'decoder': 'dream'}, 'decoder must be llada, saber or wino'),
+    ({'decoder': 'dream'}, 'decoder must be llada, parallel, saber or wino'),
     ({'mc_num': 0}, 'mc_num must be a positive integer, got 0'),
     ({'mc_num': True}, 'mc_num must be a positive integer, got True'),
     ({'check_greedy': 'yes'}, "check_greedy must be true or false, got 'yes'"),

@@ -1,4 +1,5 @@
 import io
+import json
 
 import numpy as np
 import pytest
@@ -97,6 +98,19 @@ def test_missing_arrays():
   del given['age_per_step'], given['mask_id']
   with pytest.raises(ValueError, match=r'lacks age_per_step, mask_id$'):
     make_recording(given, 'x')
+
+
+def test_without_anchors_the_last_refresh_is_what_is_told_of():
+  """Methods that keep the answer have no anchor; what changed since their last refresh is worked out."""
+  told = {'distance_per_step', 'drift_per_step', 'age_per_step'}
+  recording = make_recording({name: array for name, array in arrays().items() if name not in told}, 'x')
+  # Canvases that the steps read: none, (1 2 .), (1 . 3), (. . 3); refreshes in steps 0 and 2.
+  assert recording.distance.tolist() == [0, 2, 2, 1]
+  assert recording.age.tolist() == [-1, 1, 2, 1]
+  np.testing.assert_allclose(recording.drift, np.array([0, 2, 2, 1]) / 3, rtol=1e-6)
+  settings = np.asarray(json.dumps({'decoder': 'llada', 'refresh': None, 'reuse': 'dual'}))
+  others = {name: array for name, array in arrays(settings=settings).items() if name not in told}
+  assert make_recording(others, 'x').summary().startswith('llada, reuse dual: 4 steps')
 
 
 def test_a_file_of_one_array_is_no_trace(tmp_path):

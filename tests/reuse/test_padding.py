@@ -15,6 +15,7 @@ import uncached
 from archer_jax.decoders import base
 from archer_jax.loop import step as step_module
 from archer_jax.loop.step import decode_step
+from archer_jax.model import Transformer
 from archer_jax.model.kv import KV
 from archer_jax.model.sequence import Inputs
 from archer_jax.reuse import _passes as passes
@@ -76,7 +77,10 @@ def test_positions_rows_and_heads_that_are_fed(golden, decoder):
       np.testing.assert_array_equal(canvas_query, [False] * (8 - length) + [True] * (length + 6) + [False] * shadow)
       columns = range(6 if decoder == 'saber' else 3)
       if lead:
-        columns = [max(c - 1, -1 if length else 0) for c in range(6)]
+        columns = [c - 1 for c in range(6)]
+      if not length:
+        # Without a prompt and anything written, all columns read the first row.
+        columns = [0] * len(columns)
       np.testing.assert_array_equal(part[3][b], [start + c for c in [*columns, *range(6, 6 + shadow)]])
 
 
@@ -116,6 +120,11 @@ def _checked_to_canvas(values, index, where, canvas):
   return spare.at[rows, jnp.where(where, index, length)].set(values)[:, :length]
 
 
+def _checked_embed(self, tokens):
+  """`Transformer.embed` with a row of zeros for padding, which stands past the vocabulary."""
+  return jnp.take(jnp.concatenate([self.embedding, jnp.zeros_like(self.embedding[:1])]), tokens, axis=0)
+
+
 def _checked_recorded(trace, row_step, record):
   rows = jnp.arange(row_step.shape[0])
 
@@ -130,7 +139,8 @@ def _checked_recorded(trace, row_step, record):
 def test_every_index_is_in_range(golden, decoder):
   """Slices, gathers and scatters of every step, through finished rows and a short last block.
 
-  The two writes that drop on purpose what is out of range are replaced by ones that have a place for it.
+  What is out of range on purpose, two writes that drop it and the embedding of padding, is replaced by what has a place
+  for it.
   """
   block = 10 if decoder in programs.SHIFTED else 4
   cfg = programs.config(golden, decoder, canvas_length=10, block_length=block, trace_steps=12)
@@ -140,6 +150,7 @@ def test_every_index_is_in_range(golden, decoder):
   with (
     mock.patch.object(base, 'to_canvas', _checked_to_canvas),
     mock.patch.object(step_module, '_recorded', _checked_recorded),
+    mock.patch.object(Transformer, 'embed', _checked_embed),
   ):
     checked = checkify.checkify(
       functools.partial(decode_step, cfg=cfg), errors=checkify.index_checks | checkify.user_checks
