@@ -115,12 +115,12 @@ def init_sharded_state(
   cfg: DecodeConfig,
   mesh: Mesh,
 ) -> DecodeState:
-  """`decode.init_state` over a mesh: every device makes its own part, none ever holds the whole cache.
+  """`init_state` over a mesh: every device makes its own part, none ever holds the whole cache.
 
   All processes of the mesh must give the same values.
 
   Raises:
-    ValueError: as `decode.init_state`; or rows that do not divide over the mesh.
+    ValueError: as `init_state`; or rows that do not divide over the mesh.
   """
   check_values(prompt_valid, knobs, cfg)
   check_rows(prompt_tokens.shape[0], mesh)
