@@ -242,7 +242,9 @@ def mixed(pairs: int) -> list[dict]:
 METHODS = {'prompt': {'refresh_distance': 8}, 'prefix': {}, 'dual': {}, 'dkv': {}, 'dkv_greedy': {}, 'dllm': {}}
 
 
-def decoding(prompt: int, canvas: int, block: int, reuse: str, knobs: dict) -> tuple[Callable[[], float], Callable]:
+def decoding(
+  batch: int, prompt: int, canvas: int, block: int, reuse: str, knobs: dict
+) -> tuple[Callable[[], float], Callable]:
   """Seconds of a whole decoding of the small model, and the operations that it takes."""
   cfg = DecodeConfig(
     model=SMALL,
@@ -254,10 +256,14 @@ def decoding(prompt: int, canvas: int, block: int, reuse: str, knobs: dict) -> t
     early_stop=False,
   )
   params = init_params(SMALL, jax.random.key(0))
-  tokens = np.random.default_rng(0).integers(0, SMALL.vocab_size - 2, (1, prompt))
+  tokens = np.random.default_rng(0).integers(0, SMALL.vocab_size - 2, (batch, prompt))
   start = lambda: jax.block_until_ready(
     init_state(
-      tokens, np.ones(tokens.shape, bool), Knobs.make(1, gen_length=canvas, **knobs), np.zeros(1, np.uint32), cfg=cfg
+      tokens,
+      np.ones(tokens.shape, bool),
+      Knobs.make(batch, gen_length=canvas, **knobs),
+      np.arange(batch, dtype=np.uint32),
+      cfg=cfg,
     )
   )
 
@@ -267,40 +273,41 @@ def decoding(prompt: int, canvas: int, block: int, reuse: str, knobs: dict) -> t
 
   def operations() -> int:
     passes = jax.device_get(counted_decode(params, start(), cfg=cfg)[1])
-    return total(passes, pass_operations(cfg, 1, prompt))
+    return total(passes, pass_operations(cfg, batch, prompt))
 
   return run, operations
 
 
 def methods(pairs: int) -> list[dict]:
-  print('\nwhole decodings by llada, one token a step, 5M parameters, batch 1, against a refresh in every step')
+  print('\nwhole decodings by llada, one token a step, 5M parameters, against a refresh in every step')
   print(
-    f'{"P, G, B":>14} {"method":>12} {"always ms":>10} {"ms":>9} {"measured ratio":>20} {"counted":>8} {"quotient":>19}'
+    f'{"rows, P, G, B":>18} {"method":>12} {"always ms":>10} {"ms":>9} {"measured ratio":>20} '
+    f'{"counted":>8} {"quotient":>19}'
   )
   records = []
-  for prompt, canvas, block in ((512, 128, 64), (512, 128, 32)):
-    always, its = decoding(prompt, canvas, block, 'prompt', {'refresh_interval': 1})
+  for batch, prompt, canvas, block in ((4, 512, 128, 64), (1, 512, 128, 64)):
+    always, its = decoding(batch, prompt, canvas, block, 'prompt', {'refresh_interval': 1})
     every = its()
-    for reuse, knobs in METHODS.items():
-      one, its = decoding(prompt, canvas, block, reuse, knobs)
-      times = alternate({'always': always, 'method': one}, pairs)
-      counted, measured = every / its(), ratio(times['always'], times['method'])
-      records.append(
-        {
-          'method': reuse,
-          'prompt': prompt,
-          'canvas': canvas,
-          'block': block,
-          **{f'{name}_ms': 1e3 * float(np.median(values)) for name, values in times.items()},
-          'measured': measured,
-          'counted': counted,
-          'quotient': {name: value / counted for name, value in measured.items()},
-        }
-      )
-      r = records[-1]
+    runs = {reuse: decoding(batch, prompt, canvas, block, reuse, knobs) for reuse, knobs in METHODS.items()}
+    times = alternate({'always': always, **{reuse: run for reuse, (run, _) in runs.items()}}, pairs)
+    for reuse, (_, its) in runs.items():
+      counted, measured = every / its(), ratio(times['always'], times[reuse])
+      record = {
+        'method': reuse,
+        'batch': batch,
+        'prompt': prompt,
+        'canvas': canvas,
+        'block': block,
+        'always_ms': 1e3 * float(np.median(times['always'])),
+        'method_ms': 1e3 * float(np.median(times[reuse])),
+        'measured': measured,
+        'counted': counted,
+        'quotient': {name: value / counted for name, value in measured.items()},
+      }
+      records.append(record)
       print(
-        f'{f"{prompt}, {canvas}, {block}":>14} {reuse:>12} {r["always_ms"]:10.0f} {r["method_ms"]:9.0f} '
-        f'{show(measured):>20} {counted:8.2f} {show(r["quotient"]):>19}',
+        f'{f"{batch}, {prompt}, {canvas}, {block}":>18} {reuse:>12} {record["always_ms"]:10.0f} '
+        f'{record["method_ms"]:9.0f} {show(measured):>20} {counted:8.2f} {show(record["quotient"]):>19}',
         flush=True,
       )
   return records

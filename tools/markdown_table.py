@@ -81,10 +81,11 @@ def _figures(record: Mapping[str, Any]) -> tuple[str, ...]:
   percent = lambda value: f'{100 * value:.0f}'
   interval = f'{percent(record["ci_low"])}-{percent(record["ci_high"])}'
   ratio = lambda value: '' if value is None else f'{value:.2f}x'
-  p = '<.001' if record['p_value'] < 0.001 else f'{record["p_value"]:.2f}'
+  p = record['p_value']
+  told_p = '<.001' if p < 0.001 else f'{p:.{3 if p < 0.01 else 2}f}'
   return (
     f'{percent(record["pass_at_1"])} % ({interval})',
-    f'{record["wins"]}-{record["losses"]}, {p}',
+    f'{record["wins"]}-{record["losses"]}, {told_p}',
     f'{record["steps"]:.1f}',
     f'{percent(record["refresh_share"])} %',
     f'{record["remasked"]:.1f}',

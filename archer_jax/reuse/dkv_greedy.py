@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 from typing import ClassVar
-from typing import NamedTuple
 
 from etils import epy
 
 from archer_jax.reuse import _columns
+from archer_jax.reuse import dkv
 from archer_jax.specs import INT32_MAX
 from archer_jax.specs import SAME_POSITION
 from archer_jax.specs import Knob
@@ -35,14 +35,8 @@ if TYPE_CHECKING:
   from archer_jax.types import Views
 
 
-class Before(NamedTuple):
-  """What the method remembers."""
-
-  masks: Array  # bool [B, G], of the canvas before the last step
-
-
 @dataclasses.dataclass(frozen=True)
-class DKVGreedy(_columns.Columns):
+class DKVGreedy(dkv.DKV):
   """Keeps everything but the surroundings of what is written."""
 
   spec: ClassVar[ReuseSpec] = ReuseSpec(
@@ -59,9 +53,6 @@ class DKVGreedy(_columns.Columns):
     number='window',
     implies={'decoder': 'llada', 'remasking': 'random'},
   )
-
-  def start(self, batch: int, cfg: DecodeConfig) -> Before:
-    return Before(jnp.ones((batch, cfg.canvas_length), bool))
 
   def due(self, state: DecodeState, cfg: DecodeConfig) -> Array:
     del cfg
@@ -92,9 +83,6 @@ class DKVGreedy(_columns.Columns):
   def widths(self, cfg: DecodeConfig) -> list[int]:
     longest = _columns.most_rows(cfg)
     return [*(width for width in (8, 16, 32, 64, 128, 256, 512) if width < longest), longest]
-
-  def remember(self, state: DecodeState, cfg: DecodeConfig) -> Before:
-    return Before(_columns.masks(state, cfg))
 
 
 METHOD = DKVGreedy()

@@ -12,7 +12,7 @@ from typing import ClassVar
 from etils import epy
 
 from archer_jax.reuse import _columns
-from archer_jax.specs import ReuseSpec
+from archer_jax.reuse import prefix
 
 with epy.lazy_imports():
   import jax.numpy as jnp
@@ -21,25 +21,18 @@ if TYPE_CHECKING:
   from jax import Array
 
   from archer_jax.config import DecodeConfig
+  from archer_jax.specs import ReuseSpec
   from archer_jax.types import DecodeState
   from archer_jax.types import Views
 
 
 @dataclasses.dataclass(frozen=True)
-class Dual(_columns.Columns):
+class Dual(prefix.Prefix):
   """Keeps all but the current block."""
 
-  spec: ClassVar[ReuseSpec] = ReuseSpec(
-    name='dual',
-    help='keeps all but the block, renewed at every block',
-    reasons=('block_start',),
-    published=('llada', 'parallel', 'dream'),
-    keeps_answer=True,
+  spec: ClassVar[ReuseSpec] = dataclasses.replace(
+    prefix.METHOD.spec, name='dual', help='keeps all but the block, renewed at every block'
   )
-
-  def due(self, state: DecodeState, cfg: DecodeConfig) -> Array:
-    del cfg
-    return _columns.bits(state.block_step == 0)
 
   def rows(self, state: DecodeState, views: Views, cfg: DecodeConfig) -> Array:
     del views
@@ -49,7 +42,9 @@ class Dual(_columns.Columns):
 
   def widths(self, cfg: DecodeConfig) -> list[int]:
     one = _columns.block_rows(cfg, 1)
-    return [one] if _columns.reads_block(cfg) else [one, *(width for width in super().widths(cfg) if width > one)]
+    if _columns.reads_block(cfg):
+      return [one]
+    return [one, *(width for width in _columns.quarters(_columns.most_rows(cfg)) if width > one)]
 
 
 METHOD = Dual()
