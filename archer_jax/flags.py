@@ -290,7 +290,7 @@ def run_command(
     try:
       run = prepare(argv)
     except (ValueError, OSError, flags.Error) as error:
-      return _fail(error)
+      return fail(error)
     return run()
   except KeyboardInterrupt:
     print('interrupted; what was finished is written', file=sys.stderr)
@@ -303,7 +303,7 @@ def run_command(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except OSError as error:
-    return _fail(error)
+    return fail(error)
 
 
 def escape_output() -> None:
@@ -317,7 +317,8 @@ def escape_output() -> None:
       stream.reconfigure(errors='backslashreplace')
 
 
-def _fail(error: Exception) -> int:
+def fail(error: Exception) -> int:
+  """Says in one line what is wrong, and returns the exit code for it."""
   print(f'error: {"; ".join(line.strip() for line in str(error).splitlines())}', file=sys.stderr)
   return 1
 

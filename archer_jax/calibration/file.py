@@ -27,7 +27,7 @@ FORMAT_VERSION = 2
 FILE_NAME = 'refresh.json'
 # What an entry is for; a kappa of another of these says nothing.
 KEYS = ('dtype', 'decoder', 'drift')
-_REMEDY = 'remove it and run tools/calibrate_refresh.py again'
+_REMEDY = 'remove it and run archer-calibrate again'
 
 
 def calibration_file(checkpoint: str | Path | None) -> Path:
@@ -38,7 +38,8 @@ def calibration_file(checkpoint: str | Path | None) -> Path:
 def fingerprint(manifest: Manifest) -> str:
   """SHA-256 of what a checkpoint is; recommended settings and what is told of its tokenizer's files are left out."""
   content = dataclasses.asdict(manifest)
-  for name in ('defaults', 'end_ids', 'tokenizer_size'):
+  # What an adapter made of the parameters is told by their digests and sources.
+  for name in ('defaults', 'end_ids', 'tokenizer_size', 'adapter'):
     del content[name]
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -50,9 +51,7 @@ def read_calibrations(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
     ValueError: there is none, it is no such file, or one of another checkpoint.
   """
   if not path.exists():
-    raise ValueError(
-      f'{path} does not exist; make it with tools/calibrate_refresh.py, or give kappa with refresh certified'
-    )
+    raise ValueError(f'{path} does not exist; make it with archer-calibrate, or give kappa with refresh certified')
   try:
     content = json.loads(path.read_text('utf-8'))
   except (OSError, ValueError) as error:
@@ -68,9 +67,7 @@ def read_calibrations(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
     except ValueError as error:
       raise ValueError(f'{path}: entry {number}: {error}; {_REMEDY}') from error
   if content.get('checkpoint_sha256') != fingerprint(manifest):
-    raise ValueError(
-      f'{path} was calibrated for another checkpoint; remove it and run tools/calibrate_refresh.py for this one'
-    )
+    raise ValueError(f'{path} was calibrated for another checkpoint; remove it and run archer-calibrate for this one')
   return entries
 
 
@@ -114,7 +111,7 @@ def calibrated(settings: Settings, checkpoint: str | Path | None, manifest: Mani
   if not found:
     raise ValueError(
       f'{path} has no calibration for {words(wanted)}, but for {"; ".join(map(words, entries)) or "nothing"}; '
-      'run tools/calibrate_refresh.py for it, or give kappa'
+      'run archer-calibrate for it, or give kappa'
     )
   by_quantile = {float(quantile): kappa for quantile, kappa in found[0]['kappa'].items()}
   if settings.quantile not in by_quantile:

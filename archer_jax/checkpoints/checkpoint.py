@@ -51,6 +51,7 @@ def writer(
   defaults: Mapping[str, Any] | None = None,
   sources: Mapping[str, str] | None = None,
   end_ids: Sequence[int] = (),
+  adapter: Mapping[str, Any] | None = None,
 ) -> Iterator[Callable[[dict], None]]:
   """Makes a checkpoint out of parts of the parameter tree, so that never more than a part is in memory.
 
@@ -65,6 +66,7 @@ def writer(
     defaults: recommended decoding settings, kept in the manifest.
     sources: SHA-256 of each source file, kept in the manifest.
     end_ids: end tokens beside those of `config` and of the tokenizer.
+    adapter: what was merged into the parameters, kept in the manifest.
 
   Yields:
     A function that writes a part: a tree like that of `abstract_params`, with leaves left out.
@@ -125,6 +127,7 @@ def writer(
       digests={name: sha256(stage / name) for name, size in files.items() if size <= _DIGEST_BYTES},
       end_ids=tuple(dict.fromkeys(known)),
       tokenizer_size=None if tokenizer is None else tokenizer.size,
+      adapter=adapter or {},
     )
     content = json.dumps(
       {'format_version': FORMAT_VERSION, **dataclasses.asdict(manifest)}, indent=2, ensure_ascii=False
@@ -164,7 +167,7 @@ def load(
   """Restores a checkpoint straight onto the devices that shall hold it.
 
   Args:
-    path: a folder made by `save` or tools/convert_weights.py; by default the bundled model.
+    path: a folder made by `save` or archer-convert; by default the bundled model.
     dtype: `float32` or `bfloat16`, by default what is stored.
     mesh: mesh with the axes `data` and `model`; by default everything goes to the first device.
 

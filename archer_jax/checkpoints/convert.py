@@ -3,26 +3,26 @@
 Nothing in the folder is ever run, and no more than the largest array twice over is held in memory.
 """
 
-from collections.abc import Iterator
 from collections.abc import Mapping
-import contextlib
 import dataclasses
-import json
+import filecmp
 import math
 from pathlib import Path
 import re
-from typing import Any
 import warnings
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError
-from safetensors import safe_open
 from tqdm import tqdm
 
 from archer_jax.checkpoints import checkpoint
 from archer_jax.checkpoints import manifest
 from archer_jax.checkpoints import text
+from archer_jax.checkpoints.adapter import Adapter
+from archer_jax.checkpoints.adapter import Lora
+from archer_jax.checkpoints.adapter import read_adapter
+from archer_jax.checkpoints.published import open_tensors
+from archer_jax.checkpoints.published import read_json
 from archer_jax.config import DTYPES
 from archer_jax.config import ModelConfig
 from archer_jax.families import AS_IS
@@ -51,6 +51,7 @@ class _Tensor:
     path: the parameter's path, parts joined by `/`.
     shape: the parameter's shape.
     contracted: how it becomes the parameter, see `families.AS_IS`.
+    lora: what an adapter adds to it, if anything.
   """
 
   file: Path
@@ -59,20 +60,29 @@ class _Tensor:
   path: str
   shape: tuple[int, ...]
   contracted: int | None
+  lora: Lora | None = None
 
 
-def convert(source: str | Path, output: str | Path, *, dtype: str | None = None, progress: bool = False) -> None:
+def convert(
+  source: str | Path,
+  output: str | Path,
+  *,
+  adapter: str | Path | None = None,
+  dtype: str | None = None,
+  progress: bool = False,
+) -> None:
   """Converts a Hugging Face folder to a checkpoint.
 
   Args:
     source: folder with config.json, one or several safetensors files and, usually, tokenizer files.
     output: folder to make; it must not exist.
+    adapter: folder of a LoRA adapter in PEFT's layout, which is merged into the weights in float32.
     dtype: `float32` or `bfloat16` for every parameter, by default that of the source.
     progress: whether to show a bar on stderr.
 
   Raises:
     FileExistsError: if `output` exists.
-    FileNotFoundError: if `source` lacks config.json or the weights.
+    FileNotFoundError: if `source` lacks config.json or the weights, or `adapter` a file.
     ValueError: naming the config key, file or tensor that is not as it must be.
   """
   source, output = Path(source), Path(output)
@@ -84,7 +94,8 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
     raise ValueError(f'output must be in a folder that exists, got {output.absolute().parent}')
   if not source.is_dir():
     raise FileNotFoundError(f'source {source} must be a folder with config.json and safetensors files')
-  hf_config = _read_json(source / 'config.json')
+  _check_no_adapter(source)
+  hf_config = read_json(source / 'config.json')
   try:
     config = config_from_hf(hf_config)
   except ValueError as error:
@@ -95,6 +106,12 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
   if dtype is None and len(found) > 1:
     raise ValueError(f'source {source} mixes {" and ".join(found)}; choose one of them as dtype')
   dtype = dtype or found[0]
+  merged = None
+  if adapter is not None:
+    shapes = {tensor.name: _source_shape(tensor.shape, tensor.contracted) for tensor in tensors}
+    merged = read_adapter(Path(adapter), shapes, {tensor.name for tensor in tensors if tensor.contracted})
+    tensors = [_merged(tensor, merged) for tensor in tensors]
+    _warn_of_tokenizer(source, Path(adapter))
   tokenizer_dir = source if manifest.has_tokenizer(source) else None
   if tokenizer_dir is None:
     warnings.warn(f'{source} has no tokenizer files; the checkpoint will take prompt_ids only', stacklevel=2)
@@ -102,14 +119,21 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
     text.load_tokenizer(source, config)  # raises if it would not load later
   end_ids = text.generation_end_ids(source, config)
 
-  with tqdm(total=sum(f.stat().st_size for f in files), unit='B', unit_scale=True, disable=not progress) as bar:
+  hashed = [source / 'config.json', *files, *([merged.config_file, merged.weights_file] if merged else [])]
+  size_of = lambda files: sum(file.stat().st_size for file in files)
+  with tqdm(total=size_of(hashed), unit='B', unit_scale=True, disable=not progress) as bar:
     bar.set_description('hashing')
-    hashed = [source / 'config.json', *files]
     sources = {file.name: manifest.sha256(file, bar.update) for file in hashed}
-    bar.reset()
+    bar.reset(size_of(files))
     bar.set_description('converting')
     with checkpoint.writer(
-      output, config, dtype, tokenizer_dir=tokenizer_dir, sources=sources, end_ids=end_ids
+      output,
+      config,
+      dtype,
+      tokenizer_dir=tokenizer_dir,
+      sources=sources,
+      end_ids=end_ids,
+      adapter=merged.told if merged else None,
     ) as write:
       part, size = {}, 0
       for tensor in tensors:
@@ -124,17 +148,37 @@ def convert(source: str | Path, output: str | Path, *, dtype: str | None = None,
       write(part)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-  if not file.is_file():
-    raise FileNotFoundError(f'{file} does not exist')
-  manifest.check_no_pointer(file)
-  try:
-    content = json.loads(file.read_text('utf-8'))
-  except ValueError as error:
-    raise ValueError(f'{file} is not JSON: {error}') from error
-  if not isinstance(content, dict):
-    raise ValueError(f'{file} must be a JSON object, got {type(content).__name__}')
-  return content
+def _check_no_adapter(source: Path) -> None:
+  """Raises ValueError if the source is an adapter, or has one beside the model's weights: nobody said to merge it."""
+  found = manifest.adapter_files(source)
+  if not found:
+    return
+  weights = {file.name for file in source.glob('*.safetensors')} - set(found)
+  if not weights or not (source / 'config.json').is_file():
+    raise ValueError(
+      f'source {source} is a LoRA adapter without its model; give the folder of its base as source: '
+      f'--source BASE --adapter {source}'
+    )
+  raise ValueError(
+    f"source {source} has a LoRA adapter beside the model's weights, {', '.join(found)}; move it to a folder of its "
+    f'own, and to merge it give that as adapter: --source {source} --adapter DIR'
+  )
+
+
+def _merged(tensor: _Tensor, adapter: Adapter) -> _Tensor:
+  """The tensor with what the adapter makes of it; its dtype stays the base's."""
+  if tensor.name in adapter.whole:
+    return dataclasses.replace(tensor, file=adapter.weights_file, name=adapter.whole[tensor.name])
+  return dataclasses.replace(tensor, lora=adapter.lora.get(tensor.name))
+
+
+def _warn_of_tokenizer(source: Path, adapter: Path) -> None:
+  """Warns of tokenizer files of the adapter that are not those of the base, which are taken."""
+  same = lambda name: (source / name).is_file() and filecmp.cmp(source / name, adapter / name, shallow=False)
+  if other := [name for name in manifest.TOKENIZER_FILES if (adapter / name).is_file() and not same(name)]:
+    warnings.warn(
+      f'adapter {adapter} has its own {", ".join(other)}; the checkpoint gets what {source} has', stacklevel=3
+    )
 
 
 def _weight_files(source: Path) -> list[Path]:
@@ -153,7 +197,7 @@ def _weight_files(source: Path) -> list[Path]:
 
 
 def _weight_map(source: Path) -> Mapping[str, str]:
-  weight_map = _read_json(source / _INDEX).get('weight_map')
+  weight_map = read_json(source / _INDEX).get('weight_map')
   if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
     raise ValueError(f'weight_map in {source / _INDEX} must give a file name for each tensor')
   return weight_map
@@ -164,7 +208,7 @@ def _plan(files: list[Path], config: ModelConfig, table: Mapping[str, tuple[str,
   expected = {path: shape for path, (shape, _) in checkpoint.expected_params(config, 'float32').items()}
   tensors: dict[str, _Tensor] = {}
   for file in files:
-    with _opened(file) as opened:
+    with open_tensors(file) as opened:
       for name in opened.offset_keys():
         if name in tensors:
           raise ValueError(f'tensor {name} is in {tensors[name].file} and again in {file}')
@@ -216,17 +260,6 @@ def _source_shape(shape: tuple[int, ...], contracted: int | None) -> tuple[int, 
   return (outputs, inputs) if contracted else (outputs,)
 
 
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[safe_open]:
-  """Opens a file, and says which one it was if it is damaged."""
-  manifest.check_no_pointer(file)
-  try:
-    with safe_open(file, 'numpy') as opened:
-      yield opened
-  except SafetensorError as error:
-    raise ValueError(f'{file} is damaged or no safetensors file: {error}') from error
-
-
 def _parameter(tensor: _Tensor, dtype: str) -> np.ndarray:
   """Reads one tensor as the parameter that it becomes, where possible as a view of what was read."""
   # The file is mapped, and mapped pages count as resident until it is closed: a few rows at a time are read of it.
@@ -235,8 +268,13 @@ def _parameter(tensor: _Tensor, dtype: str) -> np.ndarray:
   step = max(1, _READ_BYTES * shape[0] // array.nbytes)
   for start in range(0, shape[0], step):
     stop = min(start + step, shape[0])
-    with _opened(tensor.file) as opened:
-      array[start:stop] = opened.get_slice(tensor.name)[start:stop]
+    with open_tensors(tensor.file) as opened:
+      rows = opened.get_slice(tensor.name)[start:stop]
+    if tensor.lora is not None:
+      merged = tensor.lora.rows(start, stop)
+      merged += rows
+      rows = merged
+    array[start:stop] = rows
   return (array if tensor.contracted is AS_IS else array.T).reshape(tensor.shape)
 
 

@@ -21,6 +21,13 @@ BUNDLED = Path(__file__).parent.parent / 'bundled'
 # What a git-lfs pointer begins with.
 _POINTER = b'version https://git-lfs.github.com/spec/'
 
+# What a LoRA adapter in PEFT's layout consists of; the last one is read by torch alone.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE = (
+  'adapter_config.json',
+  'adapter_model.safetensors',
+  'adapter_model.bin',
+)
+
 # Everything that a published tokenizer may consist of and that is data; code (*.py) is never copied.
 TOKENIZER_FILES = (
   'tokenizer.json',
@@ -47,6 +54,7 @@ class Manifest:
     digests: SHA-256 of those files that are small enough to be read twice, all of Orbax's own metadata among them.
     end_ids: every token that ends an answer, by config.json, generation_config.json, tokenizer and chat template.
     tokenizer_size: how many ids the tokenizer has a token for; None without a tokenizer.
+    adapter: what was merged into the parameters: the adapter's folder and what its config says; empty if nothing was.
   """
 
   config: ModelConfig
@@ -57,11 +65,17 @@ class Manifest:
   digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
   end_ids: Sequence[int] = ()
   tokenizer_size: int | None = None
+  adapter: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def has_tokenizer(folder: Path) -> bool:
   """Whether `folder` holds a tokenizer that `archer_jax.checkpoints.text` can load."""
   return (folder / 'tokenizer.json').is_file() or all((folder / f).is_file() for f in ('vocab.json', 'merges.txt'))
+
+
+def adapter_files(folder: Path) -> list[str]:
+  """The files of a LoRA adapter that `folder` has."""
+  return [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (folder / name).is_file()]
 
 
 def check_no_pointer(file: Path) -> None:
@@ -85,10 +99,14 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
   if not file.is_file():
     if (path / 'config.json').is_file():
       raise ValueError(
-        f'checkpoint {path} is a Hugging Face folder; convert it first: '
-        f'python tools/convert_weights.py --source {path} --output DIR'
+        f'checkpoint {path} is a Hugging Face folder; convert it first: archer-convert --source {path} --output DIR'
       )
-    raise ValueError(f'checkpoint {path} must be a folder with a manifest.json, as tools/convert_weights.py writes it')
+    if adapter_files(path):
+      raise ValueError(
+        f'checkpoint {path} is a LoRA adapter; merge it into its base first: '
+        f'archer-convert --source BASE --adapter {path} --output DIR'
+      )
+    raise ValueError(f'checkpoint {path} must be a folder with a manifest.json, as archer-convert writes it')
   check_no_pointer(file)
   try:
     content = json.loads(file.read_text('utf-8'))
@@ -99,10 +117,9 @@ def read_manifest(path: str | Path | None = None) -> Manifest:
     raise ValueError(f'{file} has format_version {version!r}, this version of archer_jax reads {FORMAT_VERSION}')
   try:
     manifest = Manifest(**{**content, 'config': ModelConfig(**content['config'])})
-    if not all(
-      isinstance(part, dict) for part in (manifest.defaults, manifest.sources, manifest.files, manifest.digests)
-    ):
-      raise TypeError('defaults, sources, files and digests must be objects')
+    for name in ('defaults', 'sources', 'files', 'digests', 'adapter'):
+      if not isinstance(getattr(manifest, name), dict):
+        raise TypeError(f'{name} must be an object')
     check_end_ids('end_ids', manifest.end_ids, manifest.config)
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f'{file} is not a manifest: {error}') from error

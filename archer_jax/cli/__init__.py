@@ -1,4 +1,4 @@
-"""The command line of run_decode.py."""
+"""The command lines of archer-decode, archer-convert and archer-calibrate."""
 
 from archer_jax.cli.command import main
 from archer_jax.cli.command import run

@@ -1,4 +1,4 @@
-"""The command line: flags, their precedence, and the run that they describe.
+"""The command line of archer-decode: flags, their precedence, and the run that they describe.
 
 JAX is imported once the flags are known to be right, so that --help and mistakes answer at once.
 """
@@ -40,7 +40,7 @@ from archer_jax.report.image import check_matplotlib
 if TYPE_CHECKING:
   from archer_jax.cli.job import Job
 
-_USAGE = 'python run_decode.py [--flag=value ...]'
+_USAGE = 'archer-decode [--flag=value ...]'
 _PRECEDENCE = (
   'Decodes prompts with a diffusion language model; without a flag, a built-in example with the bundled model. '
   'A flag wins over the file of --config, that over what the checkpoint recommends, that over the defaults below.'
@@ -52,7 +52,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
   define = Definer(values)
   return {
     'What to decode': [
-      define.text('checkpoint', 'folder that tools/convert_weights.py made (default: the bundled model)'),
+      define.text('checkpoint', 'folder that archer-convert made (default: the bundled model)'),
       define.texts('prompt', 'a prompt; may be given again'),
       define.text('input', 'file of JSON lines with id, prompt | messages | prompt_ids, seed, stop, knobs; - is stdin'),
       define.switch('chat', False, "prompts are a user's turn in the checkpoint's chat template"),

@@ -1,4 +1,4 @@
-"""Compares decoding settings on tasks, quality and speed in one table; `python -m archer_jax.evaluate --help`.
+"""Compares decoding settings on tasks, quality and speed in one table; `archer-evaluate --help`.
 
 JAX is imported once the flags are known to be right, so that --help and mistakes answer at once.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from pathlib import Path
 import sys
+from typing import NoReturn
 
 from absl import flags
 
@@ -26,15 +27,15 @@ from archer_jax.jobs.output import check_new_file
 from archer_jax.tasks.extract import EXTRACTORS
 from archer_jax.tasks.sources import GENERATED
 
-_USAGE = 'python -m archer_jax.evaluate [--flag=value ...]'
+_USAGE = 'archer-evaluate [--flag=value ...]'
 _INTRODUCTION = """\
 Solves the same problems with several decoding settings and tells quality and speed of each: Pass@1 with its 95 % \
 interval, paired wins and losses against the first setting with an exact sign test, steps, forwards, refreshes and \
 tokens taken back, and the ratio of the time to that of recomputing everything, beside what counted operations predict.
 
-  python -m archer_jax.evaluate --tasks=sudoku6,sort --n=200 --compare=always,archer,once,interval:4
-  python -m archer_jax.evaluate --tasks=sort --compare=llada,wino:0.6,wino:0.9,archer:16+shadow=official
-  python -m archer_jax.evaluate --tasks=jsonl:questions.jsonl --extract=number --checkpoint=llada-8b --chat
+  archer-evaluate --tasks=sudoku6,sort --n=200 --compare=always,archer,once,interval:4
+  archer-evaluate --tasks=sort --compare=llada,wino:0.6,wino:0.9,archer:16+shadow=official
+  archer-evaluate --tasks=jsonl:questions.jsonl --extract=number --checkpoint=llada-8b --chat
 
 A setting of --compare is a refresh rule or a decoder (--refresh, --decoder), then any number of +name=value, each a \
 flag of the last groups below. A number behind the name is its own: interval:4 refreshes at every 4th step, archer:8 \
@@ -50,7 +51,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
   define = Definer(values)
   return {
     'What to compare': [
-      define.text('checkpoint', 'folder that tools/convert_weights.py made (default: the bundled model)'),
+      define.text('checkpoint', 'folder that archer-convert made (default: the bundled model)'),
       define.text(
         'tasks',
         f'generated: {", ".join(GENERATED)}; humaneval; or files: sudoku4:PATH.csv, countdown:PATH.jsonl, '
@@ -119,5 +120,10 @@ def main(argv: Sequence[str]) -> int:
   return run_command(argv, lambda: help_text(_USAGE, _INTRODUCTION, define_flags), prepare)
 
 
-if __name__ == '__main__':
+def run() -> NoReturn:
+  """The program: runs `main` and exits with its code."""
   leave(main(sys.argv))
+
+
+if __name__ == '__main__':
+  run()

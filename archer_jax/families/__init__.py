@@ -20,7 +20,7 @@ from archer_jax.families.base import HARMLESS
 from archer_jax.families.base import OPTIONAL
 from archer_jax.families.base import Family
 
-__all__ = ['AS_IS', 'Family', 'config_from_hf', 'families', 'family_of']
+__all__ = ['ABSENT', 'AS_IS', 'HARMLESS', 'Family', 'check_key', 'config_from_hf', 'families', 'family_of']
 
 
 @functools.cache
@@ -49,14 +49,15 @@ def config_from_hf(hf_config: Mapping[str, Any]) -> ModelConfig:
   family = family_of(hf_config)
   for key, rule in family.keys.items():
     if rule is not HARMLESS:
-      _check(key, hf_config.get(key, ABSENT), rule)
+      check_key(key, hf_config.get(key, ABSENT), rule)
   if unknown := sorted(hf_config.keys() - family.keys.keys()):
     shown = ', '.join(f'{key}={json.dumps(hf_config[key])[:80]}' for key in unknown)
     raise ValueError(f'keys that {hf_config["model_type"]} does not have: {shown}')
   return family.config(hf_config)
 
 
-def _check(key: str, value: Any, rule: Any) -> None:
+def check_key(key: str, value: Any, rule: Any) -> None:
+  """Raises ValueError naming a key of JSON and its value unless the value is as the rule of `base` says."""
   if rule is OPTIONAL:
     rule, value = int | None, None if value is ABSENT else value
   if isinstance(rule, tuple):

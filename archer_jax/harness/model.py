@@ -66,7 +66,7 @@ class Archer(LM):
   """A checkpoint with a decoder.
 
   Args:
-    checkpoint: folder that tools/convert_weights.py made; by default the bundled model.
+    checkpoint: folder that archer-convert made; by default the bundled model.
     batch_size: requests, or samples of the likelihood, decoded together; no result depends on it.
     max_batch_size, device: what the harness tells every model; a batch has one size, and JAX chooses the device.
     dtype: of parameters and matmuls, by default float32 on CPU and bfloat16 elsewhere.

@@ -1,9 +1,10 @@
-"""Shows traces as pictures and pages; `python -m archer_jax.report --help`."""
+"""Shows traces as pictures and pages; `archer-report --help`."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
 from pathlib import Path
 import sys
+from typing import NoReturn
 
 from absl import flags
 
@@ -18,9 +19,9 @@ from archer_jax.report.image import check_matplotlib
 from archer_jax.report.page import write_report
 from archer_jax.report.recording import read_recording
 
-_USAGE = 'python -m archer_jax.report TRACE.npz ... [--output=FOLDER]'
+_USAGE = 'archer-report TRACE.npz ... [--output=FOLDER]'
 _INTRODUCTION = """\
-Makes of each trace that --trace of run_decode.py wrote a picture, TRACE.png, and a page to step through, TRACE.html, \
+Makes of each trace that --trace of archer-decode wrote a picture, TRACE.png, and a page to step through, TRACE.html, \
 which any browser opens without a network. Neither replaces a file that is there."""
 
 
@@ -68,5 +69,10 @@ def main(argv: Sequence[str]) -> int:
   return run_command(argv, lambda: help_text(_USAGE, _INTRODUCTION, define_flags), prepare)
 
 
-if __name__ == '__main__':
+def run() -> NoReturn:
+  """The program: runs `main` and exits with its code."""
   leave(main(sys.argv))
+
+
+if __name__ == '__main__':
+  run()

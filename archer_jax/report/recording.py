@@ -150,19 +150,19 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-  """Reads a file that `--trace` of run_decode.py wrote.
+  """Reads a file that `--trace` of archer-decode wrote.
 
   Raises:
     ValueError: there is none, it is not one or only a part of one, or its arrays do not belong together.
   """
   path = Path(path)
   if not path.is_file():
-    raise ValueError(f'trace must be a file that --trace of run_decode.py wrote, there is none at {path}')
+    raise ValueError(f'trace must be a file that --trace of archer-decode wrote, there is none at {path}')
   try:
     with path.open('rb') as file:
       magic = file.read(len(_ZIP_MAGIC))
     if magic != _ZIP_MAGIC:
-      raise ValueError(f'trace {path} is no .npz file; it must be one that --trace of run_decode.py wrote')
+      raise ValueError(f'trace {path} is no .npz file; it must be one that --trace of archer-decode wrote')
     try:
       with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
@@ -204,7 +204,7 @@ def make_recording(arrays: Mapping[str, np.ndarray], source: str) -> Recording:
   if not any(name in arrays for name in _OF_ANCHORS) and 'refresh_per_step' in arrays:
     arrays = {**arrays, **_since_refresh(arrays)}
   if missing := [name for name in _REQUIRED if name not in arrays]:
-    raise ValueError(f'trace {source} must have the arrays of --trace of run_decode.py, but lacks {", ".join(missing)}')
+    raise ValueError(f'trace {source} must have the arrays of --trace of archer-decode, but lacks {", ".join(missing)}')
   for name, (kinds, axes) in (_REQUIRED | _OPTIONAL).items():
     if name in arrays and (arrays[name].dtype.kind not in kinds or arrays[name].ndim != axes):
       raise ValueError(

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
-import runpy
 
 import numpy as np
 import pytest
@@ -11,11 +9,10 @@ import pytest
 from archer_jax.calibration import file as calibration
 from archer_jax.calibration import measure
 from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.cli import calibrate
 from archer_jax.decoders.saber import Falls
 from archer_jax.engine.settings import make_settings
 from archer_jax.types import Update
-
-TOOL = runpy.run_path(str(Path(__file__).parents[2] / 'tools' / 'calibrate_refresh.py'))
 
 
 def test_kappa_is_the_order_statistic_that_holds_at_its_confidence():
@@ -146,7 +143,7 @@ def test_files_that_must_not_be_believed(place, llada_tiny):
   take = lambda dtype='float32', **given: calibration.calibrated(
     settings_of(manifest, **given), folder, manifest, dtype
   )
-  with pytest.raises(ValueError, match=r'refresh\.json does not exist; make it with tools/calibrate_refresh\.py'):
+  with pytest.raises(ValueError, match=r'refresh\.json does not exist; make it with archer-calibrate'):
     take()
   path = calibration.calibration_file(folder)
   calibration.write_calibration(path, manifest, entry())
@@ -174,7 +171,7 @@ def test_files_that_must_not_be_believed(place, llada_tiny):
   ):
     assert wrong != good
     path.write_text(wrong)
-    with pytest.raises(ValueError, match=reason + r'.*; remove it and run tools/calibrate_refresh\.py again') as raised:
+    with pytest.raises(ValueError, match=reason + r'.*; remove it and run archer-calibrate again') as raised:
       take()
     assert str(raised.value).count('\n') == 0 and str(path) in str(raised.value)
   with pytest.raises(ValueError, match='kappa must be positive, got 0'):
@@ -194,7 +191,7 @@ def test_the_tool_from_prompts_to_a_run(text_path, tmp_path, capsys):
     target.mkdir() if file.is_dir() else target.write_bytes(file.read_bytes())
   prompts = tmp_path / 'prompts.jsonl'
   prompts.write_text(''.join(json.dumps({'prompt': f'{i}+{i * i}='}) + '\n' for i in range(8)))
-  run = lambda *flags: TOOL['main'](['calibrate', f'--checkpoint={folder}', f'--input={prompts}', *flags])
+  run = lambda *flags: calibrate.main(['calibrate', f'--checkpoint={folder}', f'--input={prompts}', *flags])
   decoding = ('--threshold=0.3', '--dtype=float32', '--refresh=once')
   assert run('--quantiles=0.5,0.9', *decoding) == 0
   out = capsys.readouterr().out
@@ -229,8 +226,8 @@ def test_the_tool_from_prompts_to_a_run(text_path, tmp_path, capsys):
     (['--anchors=0'], 'anchors'),
   ],
 )
-def test_flags_of_the_tool_that_are_wrong(text_path, flags, message, capsys):
-  assert TOOL['main'](['calibrate', f'--checkpoint={text_path}', *flags]) == 1
+def test_flags_of_the_command_that_are_wrong(text_path, flags, message, capsys):
+  assert calibrate.main(['calibrate', f'--checkpoint={text_path}', *flags]) == 1
   error = capsys.readouterr().err
   assert message in error and error.count('\n') == 1
 

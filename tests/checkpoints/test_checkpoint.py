@@ -170,8 +170,14 @@ def refused(path, message):
 def test_what_is_no_checkpoint_is_refused(copied, tmp_path):
   with pytest.raises(FileNotFoundError, match=r'checkpoint .*nowhere does not exist'):
     checkpoint.load(tmp_path / 'nowhere')
-  refused(GOLDENS / 'llada_tiny', r'is a Hugging Face folder; convert it first: python tools/convert_weights\.py')
+  refused(GOLDENS / 'llada_tiny', r'is a Hugging Face folder; convert it first: archer-convert')
   refused(tmp_path, r'must be a folder with a manifest\.json')
+  adapter = tmp_path / 'adapter'
+  adapter.mkdir()
+  (adapter / 'adapter_config.json').write_text('{}')
+  refused(
+    adapter, rf'is a LoRA adapter; merge it into its base first: archer-convert --source BASE --adapter {adapter} '
+  )
   refused(copied / 'manifest.json', r'must be a folder with a manifest\.json')
   edit_manifest(copied, format_version=2)
   refused(copied, r'manifest\.json has format_version 2, this version of archer_jax reads 1')

@@ -475,37 +475,6 @@ def test_killed_conversion_leaves_nothing_that_loads(tmp_path):
   checkpoint.load(tmp_path / 'output')
 
 
-def test_tool_converts_and_reports_mistakes_in_one_line(tmp_path):
-  tool = REPOSITORY / 'tools' / 'convert_weights.py'
-  source, output = f'--source={GOLDENS / "dream_tiny"}', f'--output={tmp_path / "output"}'
-  result = run_python(tool, source, output, '--dtype=bfloat16')
-  assert result.returncode == 0, result.stderr
-  assert result.stderr.splitlines() == [
-    f'warning: {GOLDENS / "dream_tiny"} has no tokenizer files; the checkpoint will take prompt_ids only'
-  ]
-  assert read_manifest(tmp_path / 'output').dtype == 'bfloat16'
-  for args, message in (
-    ((source, output), 'exists already and is never overwritten'),
-    ((source, output, 'extra'), "there are no positional arguments, got 'extra'"),
-    ((source,), 'Flag --output must have a value'),
-    ((source, output, '--dtype=int8'), 'value should be one of <float32|bfloat16>'),
-  ):
-    result = run_python(tool, *args)
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith('error: ') and message in line
-  result = run_python(tool, '--help')
-  assert result.returncode == 0 and '--source' in result.stdout
-
-
-def test_tool_names_a_folder_that_the_terminal_cannot_show(tmp_path, monkeypatch):
-  monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
-  monkeypatch.setenv('PYTHONUTF8', '1')
-  tool, output = REPOSITORY / 'tools' / 'convert_weights.py', tmp_path / 'llada→jax'
-  result = run_python(tool, f'--source={GOLDENS / "dream_tiny"}', f'--output={output}')
-  assert (result.returncode, result.stdout) == (0, f'wrote {tmp_path}/llada\\u2192jax\n'), result.stderr
-
-
 @pytest.mark.slow
 def test_peak_memory_of_a_large_conversion(tmp_path):
   result = run_python(

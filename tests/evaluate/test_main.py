@@ -215,7 +215,7 @@ MISTAKES = {
   'json that exists': ([*SUMS, '--json=sums.jsonl'], 'json sums.jsonl exists already and is never overwritten'),
   'json nowhere': ([*SUMS, '--json=nowhere/x.json'], 'json must be in a folder that exists, got nowhere'),
   'figure nowhere': ([*SUMS, '--figure=nowhere/x.png'], 'figure must be in a folder that exists, got nowhere'),
-  'not calibrated': ([*SUMS, '--compare=always,certified'], 'make it with tools/calibrate_refresh.py, or give kappa'),
+  'not calibrated': ([*SUMS, '--compare=always,certified'], 'make it with archer-calibrate, or give kappa'),
   'no checkpoint': (['--checkpoint=nowhere'], 'checkpoint nowhere does not exist'),
 }
 

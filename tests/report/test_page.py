@@ -101,7 +101,7 @@ def test_a_file_that_the_terminal_cannot_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('names', 'message'),
   [
-    ([], 'trace must be given: python -m archer_jax.report TRACE.npz'),
+    ([], 'trace must be given: archer-report TRACE.npz'),
     (['nowhere.npz'], 'there is none at'),
     (['x.npz', 'nowhere/x.npz', '--output=out'], 'must have names of their own, got x twice'),
     (['x.npz'], 'x.png exists already and is never overwritten'),

@@ -36,7 +36,7 @@ def test_a_trace_without_texts(tmp_path):
 
 
 def test_no_trace(tmp_path):
-  with pytest.raises(ValueError, match=r'trace must be a file that --trace of run_decode\.py wrote, there is none at'):
+  with pytest.raises(ValueError, match=r'trace must be a file that --trace of archer-decode wrote, there is none at'):
     read_recording(tmp_path / 'x.npz')
   (tmp_path / 'x.npz').write_text('hello')
   with pytest.raises(ValueError, match=r'x\.npz is no \.npz file'):

@@ -84,7 +84,7 @@ class Prompt(base.Reuse):
         0,
         LARGE,
         'refresh after a reuse step whose margin is at most this times its drift',
-        told='what tools/calibrate_refresh.py found for the checkpoint',
+        told='what archer-calibrate found for the checkpoint',
       ),
       'refresh_interval': Knob(0, True, 0, INT32_MAX, 'refresh at every so many steps of a row; 0 is never'),
       'refresh_at_block_start': Knob(0, True, 0, 1, 'refresh at the first step of every block'),
