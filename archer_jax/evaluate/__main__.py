@@ -25,6 +25,7 @@ from archer_jax.flags import read_flags
 from archer_jax.flags import run_command
 from archer_jax.jobs.output import check_new_file
 from archer_jax.tasks.extract import EXTRACTORS
+from archer_jax.tasks.sources import BENCHMARKS
 from archer_jax.tasks.sources import GENERATED
 
 _USAGE = 'archer-evaluate [--flag=value ...]'
@@ -55,7 +56,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
       define.text(
         'tasks',
         f'generated: {", ".join(GENERATED)}; humaneval; or files: sudoku4:PATH.csv, countdown:PATH.jsonl, '
-        'jsonl:PATH with prompt and answer',
+        f'{", ".join(BENCHMARKS)}:PATH as published, jsonl:PATH with prompt and answer',
         'sudoku6,sort,pipeline',
       ),
       define.whole('n', None, 1, f'problems of each task (default: {DEFAULT_N}, all of a set or file)'),

@@ -25,6 +25,7 @@ from archer_jax.engine.results import Result
 from archer_jax.engine.settings import Settings
 from archer_jax.evaluate.work import Counter
 from archer_jax.tasks import Problem
+from archer_jax.tasks.grading import grade
 from archer_jax.tasks.sources import Source
 
 
@@ -35,6 +36,7 @@ class Trial:
   Attributes:
     results: one per problem, in order.
     solved: whether each is right.
+    also: the same by the further graders of the task, by their names.
     seconds: of decoding, with neither compiling nor grading.
     operations: of the matrix products that the batch took.
     kept_bytes: of what the reuse method keeps for one problem.
@@ -42,6 +44,7 @@ class Trial:
 
   results: Sequence[Result]
   solved: Sequence[bool]
+  also: Mapping[str, Sequence[bool]]
   seconds: float
   operations: int
   kept_bytes: int
@@ -115,6 +118,9 @@ def play(
   streams = {label: decode(label, requests) for label, requests in plan.requests.items()}
   labels = tuple(streams)
   verdicts = {}
+  # Of an answer that is an error there are none.
+  wrong = (False,) * (1 + len(plan.source.also))
+  verdicts_of = lambda result: verdicts[result.index, result.text] if result.error is None else wrong
   for number in range(-(-len(plan.problems) // plan.batch_size)):
     first = number % len(labels)
     measured = {}
@@ -123,10 +129,16 @@ def play(
       results = next(streams[label])
       measured[label] = (results, timing.decode_seconds - before, counter.take())
       progress(len(results))
+    told = [result for results, _, _ in measured.values() for result in results if result.error is None]
+    # Equal answers of several settings are looked at once, since a grader may run programs.
+    new = [key for key in dict.fromkeys((result.index, result.text) for result in told) if key not in verdicts]
+    answers = [(plan.problems[index], text) for index, text in new]
+    verdicts.update(zip(new, grade(plan.source, answers), strict=True))
     yield {
       label: Trial(
         results=results,
-        solved=[_solved(plan, result, verdicts) for result in results],
+        solved=[verdicts_of(result)[0] for result in results],
+        also={name: [verdicts_of(result)[at] for result in results] for at, name in enumerate(plan.source.also, 1)},
         seconds=seconds,
         operations=operations,
         kept_bytes=_kept_bytes(setups[label], plan.requests[label][results[0].index :][: len(results)]),
@@ -156,13 +168,3 @@ def _warm_up(plan: Plan, setups: Mapping[str, Setup], decode, timing: Timing) ->
         # A short last batch is filled up, or it would be another program.
         for _ in decode(label, itertools.islice(itertools.cycle(batch), n_rows)):
           pass
-
-
-def _solved(plan: Plan, result: Result, verdicts: dict[tuple[int, str], bool]) -> bool:
-  """Grades a result; equal answers of several settings are looked at once, since a grader may run programs."""
-  if result.error is not None:
-    return False
-  key = (result.index, result.text)
-  if key not in verdicts:
-    verdicts[key] = bool(plan.source.is_solved(plan.problems[result.index], result.text))
-  return verdicts[key]

@@ -42,20 +42,33 @@ def records(plan: Plan, rounds: Sequence[Mapping[str, Trial]]) -> list[dict[str,
     take ratios to, and they are None.
   """
   base = base_of(plan.settings)
-  first = [solved for trials in rounds for solved in next(iter(trials.values())).solved]
-  return [_record(plan, label, rounds, first, base) for label in plan.settings]
+  return [_record(plan, label, rounds, base) for label in plan.settings]
 
 
-def _record(
-  plan: Plan, label: str, rounds: Sequence[Mapping[str, Trial]], first: Sequence[bool], base: str | None
-) -> dict[str, Any]:
-  trials = [trials[label] for trials in rounds]
-  results = [result for trial in trials for result in trial.results]
-  solved = [verdict for trial in trials for verdict in trial.solved]
-  n, correct = len(solved), sum(solved)
+def _score(verdicts: Sequence[bool], first: Sequence[bool]) -> dict[str, Any]:
+  """Quality, and wins and losses against the verdicts on the first setting's answers."""
+  n, correct = len(verdicts), sum(verdicts)
   low, high = wilson_interval(correct, n)
-  wins = sum(mine and not other for mine, other in zip(solved, first, strict=True))
-  losses = sum(other and not mine for mine, other in zip(solved, first, strict=True))
+  wins = sum(mine and not other for mine, other in zip(verdicts, first, strict=True))
+  losses = sum(other and not mine for mine, other in zip(verdicts, first, strict=True))
+  return {
+    'n': n,
+    'correct': correct,
+    'pass_at_1': correct / n,
+    'ci_low': low,
+    'ci_high': high,
+    'wins': wins,
+    'losses': losses,
+    'p_value': sign_test(wins, losses),
+  }
+
+
+def _record(plan: Plan, label: str, rounds: Sequence[Mapping[str, Trial]], base: str | None) -> dict[str, Any]:
+  trials, firsts = [trials[label] for trials in rounds], [next(iter(trials.values())) for trials in rounds]
+  results = [result for trial in trials for result in trial.results]
+  n = len(results)
+  joined = lambda trials, verdicts: [verdict for trial in trials for verdict in verdicts(trial)]
+  score = lambda verdicts: _score(joined(trials, verdicts), joined(firsts, verdicts))
   total = lambda name: sum(getattr(result, name) for result in results)
   seconds, operations = [trial.seconds for trial in trials], [trial.operations for trial in trials]
   speed = None
@@ -66,14 +79,8 @@ def _record(
   return {
     'task': plan.source.name,
     'setting': label,
-    'n': n,
-    'correct': correct,
-    'pass_at_1': correct / n,
-    'ci_low': low,
-    'ci_high': high,
-    'wins': wins,
-    'losses': losses,
-    'p_value': sign_test(wins, losses),
+    **score(lambda trial: trial.solved),
+    'also': {name: score(lambda trial, name=name: trial.also[name]) for name in plan.source.also},
     **{name: total(name) / n for name in _MEANS},
     'refresh_share': total('refreshes') / max(total('steps'), 1),
     'flip_flop_rate': total('flip_flops') / max(total('remasked'), 1),

@@ -77,13 +77,16 @@ def print_task(console: Console, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _table(records: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Table:
-  headers = [header for header in _COLUMNS if header not in left_out]
+  columns = {header: cell for header, cell in _COLUMNS.items() if header not in left_out}
+  # Further scores of the same answers come last.
+  for name in records[0].get('also', ()):
+    columns[f'{name}\n%'] = lambda record, name=name: f'{100 * record["also"][name]["pass_at_1"]:.1f}'
   table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
   table.add_column('setting', overflow='fold')
-  for header in headers:
+  for header in columns:
     table.add_column(header, justify='right', no_wrap=True)
   for row, record in enumerate(records):
-    cells = ['' if row == 0 and header in _PAIRED else _COLUMNS[header](record) for header in headers]
+    cells = ['' if row == 0 and header in _PAIRED else cell(record) for header, cell in columns.items()]
     table.add_row(record['setting'].replace('+', '\n+'), *cells)
   return table
 

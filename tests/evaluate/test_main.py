@@ -21,6 +21,7 @@ from archer_jax.engine.settings import SETTINGS
 from archer_jax.evaluate import __main__ as command
 from archer_jax.evaluate import compare
 from archer_jax.evaluate import run
+from archer_jax.tasks import mbpp
 from archer_jax.tasks import pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -31,11 +32,16 @@ FIELDS = {
 MORE_FIELDS = {
   'accepted', 'prompt_tokens', 'generated_tokens', 'flip_flop_rate', 'errors', 'tokens_per_s', 'operations',
   'speedup_wall_low', 'speedup_wall_high', 'gen_length', 'batch_size', 'settings', 'run', 'rows_fed', 'rows_recomputed',
-  'kept_bytes',
+  'kept_bytes', 'also',
 }  # fmt: skip
 FLAGS = {
   'checkpoint', 'tasks', 'n', 'compare', 'worked_examples', 'extract', 'json', 'figure', 'config', 'batch_size',
   'dtype',
+}  # fmt: skip
+
+MBPP = {
+  'task_id': 1, 'prompt': 'Two.', 'code': 'def two():\n  return 2', 'test_imports': [],
+  'test_list': ['assert two() == 2'],
 }  # fmt: skip
 
 
@@ -196,6 +202,9 @@ MISTAKES = {
   'task twice': (['--tasks=sudoku4,sudoku4'], 'tasks must name a task once, got sudoku4 twice'),
   'no file': (['--tasks=jsonl:nowhere.jsonl'], "there is no file 'nowhere.jsonl'"),
   'too few problems': ([*SUMS, '--n=6'], 'n must be from 1 to the 5 problems of jsonl:sums.jsonl, got 6'),
+  'no extended set': (['--tasks=humaneval_et:nowhere.jsonl'], "there is no file 'nowhere.jsonl'"),
+  'no tests': (['--tasks=mbpp:mbpp.jsonl'], 'mbpp.jsonl line 1: test_list must be a list of texts that is not empty'),
+  'another format': (['--tasks=mbpp_et:bad.jsonl'], 'bad.jsonl line 1 must have the field code, got prompt, answer'),
   'no answer': (['--tasks=jsonl:bad.jsonl'], 'bad.jsonl line 2 must have the field answer, got prompt'),
   'unknown setting': (
     ['--compare=always,never'],
@@ -226,6 +235,7 @@ def test_a_mistake_is_one_line_before_anything_is_decoded(name, main, monkeypatc
   Path('bad.jsonl').write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
   Path('spelling.jsonl').write_text('{"prompt": "caf\\u00e9", "answer": "b \\u2192"}\n')
   Path('long.jsonl').write_text(json.dumps({'prompt': 'a' * 250, 'answer': 'b'}) + '\n')
+  Path('mbpp.jsonl').write_text(json.dumps(MBPP | {'test_list': []}) + '\n')
   before = sorted(os.listdir())
   arguments, message = MISTAKES[name]
   code, out, err = main(*arguments)
@@ -251,15 +261,35 @@ def test_chat(main, tmp_path, monkeypatch):
   assert plan.settings['always'].chat and len(plan.requests['always'][1].prompt_ids) > len('abc') + 10
 
 
-def test_a_grader_that_cannot_run_is_told_before_decoding(main, monkeypatch):
+@pytest.mark.parametrize(
+  ('module', 'arguments'), [(pipeline, ['pipeline', '--n=1', '--worked_examples=0']), (mbpp, ['mbpp:mbpp.jsonl'])]
+)
+def test_a_grader_that_cannot_run_is_told_before_decoding(main, monkeypatch, module, arguments):
   def refuse(program):
     raise RuntimeError('a program cannot be run in a sandbox here: no namespaces')
 
-  monkeypatch.setattr(pipeline, 'run_python', refuse)
-  code, _, err = main('--tasks=pipeline', '--n=1', '--worked_examples=0')
+  Path('mbpp.jsonl').write_text(json.dumps(MBPP))
+  monkeypatch.setattr(module, 'run_python', refuse)
+  task, *others = arguments
+  code, _, err = main(f'--tasks={task}', *others)
   assert code == 1 and err == (
-    'error: pipeline cannot be graded: a program cannot be run in a sandbox here: no namespaces\n'
+    f'error: {task} cannot be graded: a program cannot be run in a sandbox here: no namespaces\n'
   )
+
+
+def test_a_prompt_that_ends_inside_the_answer(main, monkeypatch, tmp_path):
+  plans = []
+  monkeypatch.setattr(run.Evaluation, 'run', lambda self: plans.extend(self.plans) or 0)
+  Path('mbpp.jsonl').write_text(json.dumps(MBPP | {'test_case_list': ['assert two() > 1']}))
+  arguments = ('--tasks=mbpp:mbpp.jsonl,mbpp_et:mbpp.jsonl', '--gen_length=16')
+  assert main(*arguments)[0] == main(*arguments, checkpoint=save_text_model(tmp_path / 'plain', chat=False))[0] == 0
+  chat, extended, plain, _ = plans
+  turn = 'Two.\nYour code should pass these tests:\nassert two() == 2'
+  assert plain.problems[0].prompt == f'{turn}\n\n```python\n'
+  prompt = chat.problems[0].prompt
+  assert turn in prompt and prompt.endswith('```python\n') and prompt != plain.problems[0].prompt
+  # The same answers get both scores.
+  assert extended.problems[0].prompt == prompt and list(extended.source.also) == ['et']
 
 
 def test_a_canvas_shorter_than_answers_is_said(main, monkeypatch):

@@ -48,6 +48,12 @@ def test_a_narrow_terminal_loses_columns_not_digits(width):
   assert row[:2] == ['archer', '81.5'] and row[-2:] == ['11.8x', '12.5x'] and '112-101' in row
 
 
+def test_a_second_score_has_a_column():
+  lines = printed(100, [record | {'also': {'et': {'pass_at_1': 0.5}}} for record in (RECORD, OTHER)])
+  assert max(map(len, lines)) <= 100 and lines[2].split()[-1] == 'et'
+  assert lines[-3].split()[:2] == ['archer', '81.5'] and lines[-3].split()[-2:] == ['12.5x', '50.0']
+
+
 def test_without_a_ratio():
   lines = printed(
     100, [RECORD | dict.fromkeys(('speedup_wall', 'speedup_wall_low', 'speedup_wall_high', 'speedup_counted'))]

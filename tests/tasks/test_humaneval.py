@@ -96,6 +96,8 @@ def test_every_published_solution_passes_and_no_empty_one(problems, style):
     ('wino', '    return x + y\n```\nThis adds.\n```python\nadd(1)\n```', True),
     ('wino', '    return x + y\n', True),
     ('wino', '    return x + y```', True),
+    ('saber', '    return x + y\n```\nThis adds.\n```python\nadd(1)\n```', True),
+    ('saber', '```python\n    return x + y\n```', False),
     ('wino', '```python\n    return x + y\n```', False),
   ],
 )
@@ -124,8 +126,8 @@ ALL = tuple(humaneval.STYLES)
     (f'```python\nZERO = 0\n{WHOLE.replace("x + y", "x + y + ZERO")}```', ALL),
     (f'1. So:\n\n   ```python\n{textwrap.indent(WHOLE, "   ")}   ```\n2. Done.', ('llada',)),
     (WHOLE, ALL),
-    (f'{WHOLE}\nThat is it.', ('llada', 'wino')),
-    (f'{WHOLE}\nDone', ('llada', 'wino')),
+    (f'{WHOLE}\nThat is it.', ('llada', 'wino', 'saber')),
+    (f'{WHOLE}\nDone', ('llada', 'wino', 'saber')),
     (f'{WHOLE}\nprint(add(1))', ALL),
     (f'Here is the function:\n\n{WHOLE}\nThis adds `x` and `y`.', ('llada',)),
     (BODY, ALL),
@@ -173,11 +175,17 @@ def test_the_base_form_needs_no_tokenizer():
 
 
 def test_mistakes_are_told():
-  with pytest.raises(ValueError, match="style of humaneval must be one of completion, llada, wino, got 'chat'"):
+  with pytest.raises(ValueError, match="style of humaneval must be one of completion, llada, wino, saber, got 'chat'"):
     humaneval.render('def f():\n', 'chat')
   for tokenizer in (None, Chat(template=None)):
     with pytest.raises(ValueError, match='the style llada of humaneval needs a checkpoint with a chat template'):
       humaneval.render('def f():\n', 'llada', tokenizer)
+
+
+def test_the_style_without_a_template():
+  assert humaneval.render('def f():\n', 'saber', Chat(template=None)) == (
+    '```python\ndef f():\n```\n\n```python\ndef f():\n'
+  )
 
 
 def test_a_missing_package_is_told(monkeypatch):

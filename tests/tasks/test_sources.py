@@ -9,6 +9,7 @@ import pytest
 from archer_jax.tasks import EVALUATION_SEED
 from archer_jax.tasks import problem_at
 from archer_jax.tasks import sort
+from archer_jax.tasks.sources import BENCHMARKS
 from archer_jax.tasks.sources import GENERATED
 from archer_jax.tasks.sources import open_source
 
@@ -163,6 +164,25 @@ def test_other_mistakes(tmp_path):
   for source in (open_source('sort'), open_source(f'sudoku4:{SUDOKU4}')):
     with pytest.raises(ValueError, match='seed must not be negative, got -2'):
       source.problems(1, -2)
+
+
+@pytest.mark.parametrize('name', BENCHMARKS)
+def test_benchmarks_are_files(name, tmp_path):
+  with pytest.raises(ValueError, match=f'{name}:{tmp_path}: there is no file'):
+    open_source(f'{name}:{tmp_path}')
+  with pytest.raises(ValueError, match=f'there is no task {name!r}'):
+    open_source(name)
+  path = tmp_path / 'own.jsonl'
+  with pytest.raises(ValueError, match=f'worked_examples of {name} must be 0, as it has none, got 2'):
+    open_source(f'{name}:{path}', worked_examples=2)
+  for text, message in (
+    ('\n', r'own\.jsonl has no problems'),
+    ('Puzzle,Solution\n', r'own\.jsonl line 1 is not JSON'),
+    ('{"other": 1}\n', r'own\.jsonl line 1 must have the field \w+, got other'),
+  ):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+      open_source(f'{name}:{path}')
 
 
 def test_humaneval_is_one_of_them():
