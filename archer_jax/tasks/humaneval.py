@@ -33,6 +33,7 @@ from archer_jax.tasks.extract_code import before_fence
 from archer_jax.tasks.extract_code import beginnings
 from archer_jax.tasks.extract_code import blocks
 from archer_jax.tasks.extract_code import parse
+from archer_jax.tasks.protocol import MORE_TESTS_LIMITS
 from archer_jax.tasks.protocol import render as render_turn
 from archer_jax.tasks.sandbox import run_python
 
@@ -237,4 +238,5 @@ def is_solved(problem: Problem, answer: str) -> bool:
 
 def passes_more(problem: Problem, answer: str) -> bool:
   """Whether it passes the tests of the extended set."""
-  return run_python('\n'.join([_completed(problem.hidden, answer), *problem.hidden.more_tests])).passed
+  program = '\n'.join([_completed(problem.hidden, answer), *problem.hidden.more_tests])
+  return run_python(program, limits=MORE_TESTS_LIMITS).passed

@@ -24,6 +24,7 @@ from archer_jax.tasks.jsonl import field
 from archer_jax.tasks.jsonl import read_entries
 from archer_jax.tasks.jsonl import text_field
 from archer_jax.tasks.jsonl import texts_field
+from archer_jax.tasks.protocol import MORE_TESTS_LIMITS
 from archer_jax.tasks.protocol import render
 from archer_jax.tasks.sandbox import run_python
 
@@ -65,7 +66,8 @@ def read_problems(path: str | Path, tokenizer: Any = None, *, extended: bool = F
   for place, record in read_entries(path):
     text, code = (with_line_feeds(text_field(place, record, name)) for name in ('prompt', 'code'))
     tests = texts_field(place, record, 'test_list')
-    names = [node.id for test in parse(tests[0]) for node in ast.walk(test) if isinstance(node, ast.Name)]
+    calls = [node.func for test in parse(tests[0]) for node in ast.walk(test) if isinstance(node, ast.Call)]
+    names = [function.id for function in calls if isinstance(function, ast.Name)]
     name = next((name for name in names if defines(code, name)), None)
     if name is None:
       raise ValueError(f'{place}: the first of test_list must call a function of code, got {tests[0][:80]!r}')
@@ -102,4 +104,4 @@ def is_solved(problem: Problem, answer: str) -> bool:
 
 def passes_more(problem: Problem, answer: str) -> bool:
   """Whether it passes the tests of the extended set."""
-  return run_python(program(problem, answer, problem.hidden.more_tests)).passed
+  return run_python(program(problem, answer, problem.hidden.more_tests), limits=MORE_TESTS_LIMITS).passed

@@ -8,9 +8,12 @@ template, the same texts follow one another with an empty line between them.
 from typing import Any
 
 from archer_jax.tasks import SEPARATOR
+from archer_jax.tasks.sandbox import Limits
 
 # Tokens of an answer, decoded in one block.
 GEN_LENGTH = 256
+# Of all tests of an extended set together, about a hundred: HumanEval/39's published solution needs 14 s for its own.
+MORE_TESTS_LIMITS = Limits(wall_seconds=120, cpu_seconds=30)
 
 
 def render(turn: str, begin: str = '', tokenizer: Any = None) -> str:

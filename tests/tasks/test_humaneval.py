@@ -143,7 +143,8 @@ ALL = tuple(humaneval.STYLES)
 )
 def test_right_programs_are_right_however_they_are_written(problems, answer, styles):
   for style in styles:
-    assert humaneval.is_solved(problems[style][53], answer), (style, humaneval.program(problems[style][53], answer))
+    # As a program of the sandbox would, without the cost of one.
+    exec(humaneval.program(problems[style][53], answer), {})
 
 
 @needs_data
@@ -164,7 +165,8 @@ def test_right_programs_are_right_however_they_are_written(problems, answer, sty
   ],
 )
 def test_wrong_programs_stay_wrong(problems, style, answer):
-  assert not humaneval.is_solved(problems[style][53], answer)
+  with pytest.raises(Exception):  # noqa: B017
+    exec(humaneval.program(problems[style][53], answer), {})
 
 
 @needs_data

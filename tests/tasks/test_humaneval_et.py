@@ -20,13 +20,14 @@ def test_published_solutions_pass_and_empty_answers_do_not():
   problems = source.problems(None, 0)
   assert [problem.hidden.task_id for problem in problems] == ['HumanEval/24', 'HumanEval/53', 'HumanEval/139']
   answers = [(problem, problem.answer) for problem in problems] + [(problem, '') for problem in problems]
-  assert grade(source, answers) == [(True, True)] * 3 + [(False, False)] * 3
+  # A published test of HumanEval/53 uses a name that is nowhere, so that no answer passes it.
+  assert 'assert add(x, y) == x + y' in problems[1].hidden.more_tests
+  assert grade(source, answers) == [(True, True), (True, False), (True, True)] + [(False, False)] * 3
   assert (source.gen_length, list(source.also)) == (256, ['et'])
 
 
 def test_an_answer_that_only_the_further_tests_find_wrong():
   source = open_source(f'humaneval_et:{SAMPLE}')
-  problem = source.problems(2, 0)[1]
   # HumanEval's own tests of add have no number above a thousand.
   answer = '    return x + y if x < 2000 else 0\n'
   problem = humaneval.make_problem(RECORDS[1], 'saber', more_tests=['assert add(5000, 1) == 5001'])
@@ -56,7 +57,9 @@ def test_bad_lines(tmp_path, changes, message):
 
 def test_files_of_other_kinds(tmp_path):
   mbpp = SAMPLE.with_name('mbpp.jsonl')
-  with pytest.raises(ValueError, match=r'mbpp\.jsonl line 1 must have the field entry_point, got task_id, prompt'):
+  with pytest.raises(ValueError, match=r'mbpp\.jsonl line 1: task_id must be a text that is not empty, got 2'):
     open_source(f'humaneval_et:{mbpp}')
+  with pytest.raises(ValueError, match=r'humaneval_et\.jsonl line 1 must have the field code, got task_id, prompt'):
+    open_source(f'mbpp:{SAMPLE}')
   with pytest.raises(ValueError, match=r"there is no file 'nowhere\.jsonl'"):
     open_source('humaneval_et:nowhere.jsonl')
