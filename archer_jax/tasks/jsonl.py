@@ -1,4 +1,4 @@
-"""Files of JSON records, one a line, and any user's questions as a task: `{"prompt": ..., "answer": ...}`."""
+"""Files of JSON records, and any user's questions as a task: `{"prompt": ..., "answer": ...}`, one a line."""
 
 from collections.abc import Iterator
 import json

@@ -31,8 +31,8 @@ from archer_jax.tasks.protocol import render
 from archer_jax.tasks.sandbox import Limits
 from archer_jax.tasks.sandbox import run_python
 
-# Of one test, as published; its input and output may have megabytes.
-LIMITS = Limits(wall_seconds=20, cpu_seconds=6, memory_bytes=4 << 30, file_bytes=1 << 26)
+# Of one test, as published; its input and output may have megabytes. Programs start a thread to have a larger stack.
+LIMITS = Limits(wall_seconds=20, cpu_seconds=6, memory_bytes=4 << 30, processes=2, file_bytes=1 << 26)
 
 _CHECK = Path(__file__).with_name('livecodebench_check.py')
 _CLASS = 'Solution'

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import pickle
+import textwrap
 import zlib
 
 import pytest
@@ -99,6 +100,8 @@ print(sum(a) / 2)
     (1, f'Sure, here it is:\n```python\n{PROGRAM}```\nIt reads the numbers.'),
     (1, 'def main():\n    data = open(0).read().split()[1:]\n    print(*[2 * int(v) for v in data], sep="\\n")\n'
         '    print(f"{sum(map(int, data)) / 2:.2f} ")\n    exit()\nif __name__ == "__main__":\n    main()\n'),
+    (1, f'import threading\ndef main():\n{textwrap.indent(PROGRAM, "    ")}\nthreading.stack_size(1 << 27)\n'
+        'thread = threading.Thread(target=main)\nthread.start()\nthread.join()'),
     (1, 'n, *a = map(int, sys.stdin.buffer.read().split())\nos_write = lambda t: sys.stdout.buffer.write(t.encode())\n'
         'for v in a: os_write(f"{2 * v}\\n")\nos_write(str(sum(a) / 2))'),
   ],
