@@ -91,10 +91,10 @@ def read_problems(path: str | Path, tokenizer: Any = None, *, extended: bool = F
 
 
 def program(problem: Problem, answer: str, tests: Sequence[str]) -> str:
-  """The program that decides."""
+  """The program that decides: code, what the tests import, tests."""
   name = problem.hidden.name
   code = begun_code(answer, lambda text: defines(text, name))
-  return '\n'.join([*problem.hidden.imports, needed(code, name) if defines(code, name) else code, *tests])
+  return '\n'.join([needed(code, name) if defines(code, name) else code, *problem.hidden.imports, *tests])
 
 
 def is_solved(problem: Problem, answer: str) -> bool:
