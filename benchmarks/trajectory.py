@@ -44,6 +44,7 @@ def prepared(tasks: str, n: int, compare: str, batch_size: int, *others: str) ->
   # Orbax reports every step of every restore.
   logging.set_verbosity(logging.WARNING)
   given = (f'--tasks={tasks}', f'--n={n}', f'--compare={compare}', f'--batch_size={batch_size}', '--dtype=float32')
+  runtime.set_up()
   try:
     return prepare(parse(['evaluate', *given, *others]), 'float32', runtime.facts)
   except (ValueError, OSError, flags.Error) as error:

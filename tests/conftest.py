@@ -7,18 +7,33 @@ from golden_data import GOLDENS
 from golden_data import Golden
 from golden_data import read_cases
 import jax
+import programs
 import pytest
 from text_model import save_text_model
 
 from archer_jax.checkpoints import checkpoint
 from archer_jax.checkpoints.convert import convert
 from archer_jax.checkpoints.manifest import read_manifest
+from archer_jax.engine import engine
+from archer_jax.report import watch
+from archer_jax.runtime import MATMUL_PRECISION
 
 # Before anything makes JAX look for its devices.
 jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 8)
+# As the commands do, so that float32 is float32 on every device; on the CPU it is in any case.
+jax.config.update('jax_default_matmul_precision', MATMUL_PRECISION)
 # A silent promotion to float32 in a bfloat16 program is a fault.
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
+
+
+@pytest.fixture(autouse=True, scope='session')
+def quick():
+  """Programs of engine and live view that are compiled in less time, and once for all tests of a process."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(engine, 'decode_chunk', programs.CHUNK)
+    patch.setattr(watch, '_step', programs.quick(watch._step))
+    yield
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from unittest import mock
 
+from golden_data import Golden
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +46,13 @@ KINDS = ('wino', 'llada', 'dream', 'saber', 'saber whole', 'saber shifted')
 def golden_of(request, kind: str):
   """The golden checkpoint for a decoder; `kind` is its name, perhaps with what else tells it apart."""
   return request.getfixturevalue('dream_tiny' if kind in SHIFTED else 'llada_tiny')
+
+
+def shallow(golden: Golden, n_layers: int = 2) -> Golden:
+  """The checkpoint with its first layers alone: what does not depend on their number is compiled in less time."""
+  blocks = {f'blocks_{layer}' for layer in range(n_layers, golden.config.n_layers)}
+  params = {name: part for name, part in golden.params.items() if name not in blocks}
+  return dataclasses.replace(golden, config=dataclasses.replace(golden.config, n_layers=n_layers), params=params)
 
 
 def config(golden, kind: str, **changes) -> DecodeConfig:

@@ -3,7 +3,6 @@
 import programs
 import pytest
 
-from archer_jax.engine import engine
 from archer_jax.evaluate import work
 
 # Once, so that all tests share its compiled programs.
@@ -11,6 +10,5 @@ _COUNTED = programs.quick(work.counted_decode)
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick_counts(monkeypatch):
   monkeypatch.setattr(work, 'counted_decode', _COUNTED)
-  monkeypatch.setattr(engine, 'decode_chunk', programs.CHUNK)

@@ -3,12 +3,10 @@
 import functools
 
 import jax
-from programs import CHUNK
 from programs import QUICK
 import pytest
 
 from archer_jax.config import ModelConfig
-from archer_jax.engine import engine
 from archer_jax.training import evaluate
 from archer_jax.training import trainer
 
@@ -19,11 +17,10 @@ _FILL = _jit(evaluate.greedy_fill.__wrapped__, static_argnames=('canvas_length',
 
 
 @pytest.fixture(autouse=True, scope='module')
-def quick():
+def quick_steps():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(trainer, 'train_step', _STEP)
     patch.setattr(evaluate, 'greedy_fill', _FILL)
-    patch.setattr(engine, 'decode_chunk', CHUNK)
     yield
 
 
