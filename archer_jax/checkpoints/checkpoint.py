@@ -172,7 +172,7 @@ def load(
     mesh: mesh with the axes `data` and `model`; by default everything goes to the first device.
 
   Returns:
-    The model, its parameters, and its tokenizer or None if the checkpoint has none.
+    The model with the end tokens of the checkpoint, its parameters, and its tokenizer or None if there is none.
 
   Raises:
     FileNotFoundError, ValueError: if `path` is not a whole checkpoint or does not fit the mesh.
@@ -217,7 +217,8 @@ def load(
       params = ocp.load(path / 'params', target)
   except Exception as error:
     raise _damaged(path, error) from error
-  return Transformer(config), params, tokenizer
+  named = manifest.end_ids if tokenizer is None else tokenizer.end_ids
+  return Transformer(config, end_ids=tuple(dict.fromkeys((config.eos_id, *named)))), params, tokenizer
 
 
 def _described(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:

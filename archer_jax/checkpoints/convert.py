@@ -27,6 +27,7 @@ from archer_jax.config import DTYPES
 from archer_jax.config import ModelConfig
 from archer_jax.families import AS_IS
 from archer_jax.families import config_from_hf
+from archer_jax.families import end_ids
 from archer_jax.families import family_of
 
 # The dtypes of a safetensors header that hold weights of these families.
@@ -117,7 +118,8 @@ def convert(
     warnings.warn(f'{source} has no tokenizer files; the checkpoint will take prompt_ids only', stacklevel=2)
   else:
     text.load_tokenizer(source, config)  # raises if it would not load later
-  end_ids = text.generation_end_ids(source, config)
+  manifest.check_end_ids(f'eos_token_id in {source / "config.json"}', end_ids(hf_config), config)
+  ends = (*end_ids(hf_config), *text.generation_end_ids(source, config))
 
   hashed = [source / 'config.json', *files, *([merged.config_file, merged.weights_file] if merged else [])]
   size_of = lambda files: sum(file.stat().st_size for file in files)
@@ -132,7 +134,7 @@ def convert(
       dtype,
       tokenizer_dir=tokenizer_dir,
       sources=sources,
-      end_ids=end_ids,
+      end_ids=ends,
       adapter=merged.told if merged else None,
     ) as write:
       part, size = {}, 0

@@ -16,7 +16,6 @@ import jax
 from rich.console import Console
 
 from archer_jax.checkpoints import checkpoint
-from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.engine.engine import Setup
 from archer_jax.engine.engine import Timing
@@ -305,9 +304,7 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
     if not n_records:
       raise ValueError(f'input {options["input"]} has no records')
   mesh = None if options['mesh'] is None else make_mesh(options['mesh'])
-  _, params, tokenizer = checkpoint.load(options['checkpoint'], dtype=options['dtype'], mesh=mesh)
-  named = read_manifest(options['checkpoint']).end_ids if tokenizer is None else tokenizer.end_ids
-  end_ids = tuple(dict.fromkeys((settings.model.eos_id, *named)))
+  model, params, tokenizer = checkpoint.load(options['checkpoint'], dtype=options['dtype'], mesh=mesh)
   if tokenizer is None and options['output'] is None:
     raise ValueError('output must be given: the checkpoint has no tokenizer to write text with')
   if settings.chat and (tokenizer is None or tokenizer.hf.chat_template is None):
@@ -330,7 +327,7 @@ def prepare(options: Mapping[str, Any], settings: Settings, example: str | None)
     is_example=is_example,
     n_records=n_records,
     mesh=mesh,
-    end_ids=end_ids,
+    end_ids=model.end_ids,
   )
 
 

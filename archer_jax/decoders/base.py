@@ -224,7 +224,11 @@ def never_written(cfg: DecodeConfig, with_mask: bool) -> Array | None:
 
 
 def permitted(logits: Array, cfg: DecodeConfig) -> Array:
-  """Logits float32 [B, R, V] without a suppressed end token: neither a candidate nor in any softmax."""
+  """Logits float32 [B, R, V] without a suppressed end token: neither a candidate nor in any softmax.
+
+  The model's own alone, as published: LLaDA bars its end of text and leaves it the end of turn, which
+  `confidence_eos_eot_inf` puts last.
+  """
   if not cfg.logits_eos_inf:
     return logits
   return jnp.where(jnp.arange(cfg.model.vocab_size) == cfg.model.eos_id, -jnp.inf, logits)

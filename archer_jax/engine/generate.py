@@ -57,7 +57,7 @@ def generate(
     seed: the seed of prompt i is folded from it and i, so that equal prompts draw differently.
     batch_size: rows decoded together; no result depends on it.
     trace: whether results carry what was recorded of every step.
-    end_ids: end tokens beside those of the model and of the tokenizer, which has those that its checkpoint names.
+    end_ids: end tokens beside those of the model, which has all that its checkpoint names.
     stop: a text, or several, before the first of which an answer ends; a record may have its own.
     logprobs: whether results have their tokens' log-probabilities, and traces those of every step.
     **settings: refresh, block_length, switches and knobs, see `engine.settings.SETTINGS`.
@@ -83,7 +83,8 @@ def generate(
     except ValueError as error:
       raise ValueError(f'prompts[{index}]: {error}') from error
   check_end_ids('end_ids', end_ids, model.config)
-  setup = Setup(params=params, tokenizer=tokenizer, settings=run, end_ids=tuple(end_ids), trace=trace)
+  ends = (*model.end_ids, *end_ids)
+  setup = Setup(params=params, tokenizer=tokenizer, settings=run, end_ids=ends, trace=trace)
   chunks = decode_requests(setup, requests, batch_size=batch_size, n_batches=N_BATCHES)
   return list(itertools.chain.from_iterable(chunks))
 

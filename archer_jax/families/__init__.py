@@ -18,9 +18,11 @@ from archer_jax.families.base import ABSENT
 from archer_jax.families.base import AS_IS
 from archer_jax.families.base import HARMLESS
 from archer_jax.families.base import OPTIONAL
+from archer_jax.families.base import TOKENS
 from archer_jax.families.base import Family
+from archer_jax.families.base import end_ids
 
-__all__ = ['ABSENT', 'AS_IS', 'HARMLESS', 'Family', 'check_key', 'config_from_hf', 'families', 'family_of']
+__all__ = ['ABSENT', 'AS_IS', 'HARMLESS', 'Family', 'check_key', 'config_from_hf', 'end_ids', 'families', 'family_of']
 
 
 @functools.cache
@@ -58,6 +60,11 @@ def config_from_hf(hf_config: Mapping[str, Any]) -> ModelConfig:
 
 def check_key(key: str, value: Any, rule: Any) -> None:
   """Raises ValueError naming a key of JSON and its value unless the value is as the rule of `base` says."""
+  if rule is TOKENS:
+    # Of an empty list nothing is the model's own.
+    for token in value if isinstance(value, list) and value else [value]:
+      check_key(key, token, int)
+    return
   if rule is OPTIONAL:
     rule, value = int | None, None if value is ABSENT else value
   if isinstance(rule, tuple):

@@ -8,10 +8,11 @@ from typing import Any
 from archer_jax.config import ModelConfig
 
 # What the config tables say of a key: a type that is read, OPTIONAL for an integer that may be null or missing,
-# HARMLESS, or a tuple of the values that are supported.
+# TOKENS for a token id or a list of them, HARMLESS, or a tuple of the values that are supported.
 # ABSENT among the values means that the published model code takes a supported value where the key is missing.
 HARMLESS = 'harmless'
 OPTIONAL = 'optional'
+TOKENS = 'tokens'
 ABSENT = '(no such key)'
 
 # Keys of every config.json.
@@ -44,6 +45,12 @@ class Family:
   keys: Mapping[str, Any]
   config: Callable[[Mapping[str, Any]], ModelConfig]
   tensors: Mapping[str, tuple[str, int | None]]
+
+
+def end_ids(hf_config: Mapping[str, Any]) -> tuple[int, ...]:
+  """The end tokens that a checked config.json names; the first is the model's own."""
+  ids = hf_config['eos_token_id']
+  return tuple(ids) if isinstance(ids, list) else (ids,)
 
 
 def head_dim(width_name: str, width: int, heads_name: str, heads: int) -> int:

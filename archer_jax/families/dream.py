@@ -10,7 +10,9 @@ from archer_jax.families.base import AS_IS
 from archer_jax.families.base import BOOKKEEPING
 from archer_jax.families.base import HARMLESS
 from archer_jax.families.base import OPTIONAL
+from archer_jax.families.base import TOKENS
 from archer_jax.families.base import Family
+from archer_jax.families.base import end_ids
 from archer_jax.families.base import head_dim
 
 _KEYS = BOOKKEEPING | {
@@ -23,7 +25,7 @@ _KEYS = BOOKKEEPING | {
   'vocab_size': int,
   'max_position_embeddings': int,
   'mask_token_id': int,
-  'eos_token_id': int,
+  'eos_token_id': TOKENS,
   'pad_token_id': OPTIONAL,
   'rope_theta': float,
   'rope_scaling': (None, ABSENT),
@@ -66,7 +68,7 @@ def _config(c: Mapping[str, Any]) -> ModelConfig:
     qkv_bias=True,
     max_length=c['max_position_embeddings'],
     mask_id=c['mask_token_id'],
-    eos_id=c['eos_token_id'],
+    eos_id=end_ids(c)[0],
     pad_id=c.get('pad_token_id'),
     logit_alignment=SHIFTED,
   )

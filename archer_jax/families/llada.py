@@ -10,7 +10,9 @@ from archer_jax.families.base import AS_IS
 from archer_jax.families.base import BOOKKEEPING
 from archer_jax.families.base import HARMLESS
 from archer_jax.families.base import OPTIONAL
+from archer_jax.families.base import TOKENS
 from archer_jax.families.base import Family
+from archer_jax.families.base import end_ids
 from archer_jax.families.base import head_dim
 
 # The keys of LLaDA's configuration class; the values that it allows and this model does not have stand nowhere here.
@@ -29,7 +31,7 @@ _KEYS = BOOKKEEPING | {
   'embedding_size': int | None,
   'max_sequence_length': int,
   'mask_token_id': int,
-  'eos_token_id': int,
+  'eos_token_id': TOKENS,
   'pad_token_id': OPTIONAL,
   'rope': (True,),
   'rope_theta': float,
@@ -104,7 +106,7 @@ def _config(c: Mapping[str, Any]) -> ModelConfig:
     qkv_bias=False,
     max_length=c['max_sequence_length'],
     mask_id=c['mask_token_id'],
-    eos_id=c['eos_token_id'],
+    eos_id=end_ids(c)[0],
     pad_id=c.get('pad_token_id'),
     logit_alignment=SAME_POSITION,
   )

@@ -170,9 +170,14 @@ class Transformer(nn.Module):
   """Masked diffusion transformer with one forward for training, refresh and reuse.
 
   `apply({'params': params}, ...)` is a pure function; the compute dtype is that of the parameters.
+
+  Attributes:
+    config: the model's shape.
+    end_ids: tokens that end an answer by its checkpoint; no forward depends on them.
   """
 
   config: ModelConfig
+  end_ids: tuple[int, ...] = ()
 
   def setup(self):
     c = self.config

@@ -78,7 +78,7 @@ def copied(saved, tmp_path):
 
 def test_load_returns_what_was_saved(saved, params):
   model, loaded, tokenizer = checkpoint.load(saved)
-  assert model == Transformer(CONFIG)
+  assert model == Transformer(CONFIG, end_ids=(CONFIG.eos_id,))
   assert tokenizer is None
   assert_equal_trees(loaded, params)
   assert all(x.sharding.device_set == {jax.devices()[0]} for x in jax.tree.leaves(loaded))

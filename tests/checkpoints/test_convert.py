@@ -25,6 +25,9 @@ from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.config import ModelConfig
 from archer_jax.engine.settings import make_settings
 from archer_jax.families import config_from_hf
+from archer_jax.training.tokenizer import EOS
+from archer_jax.training.tokenizer import VOCAB
+from archer_jax.training.tokenizer import save_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ('llada_tiny', 'dream_tiny')
@@ -240,6 +243,40 @@ def test_a_model_may_have_no_padding_token(name):
     make_settings(config, {'decoder': 'saber'})
     with pytest.raises(ValueError, match='eos_penalty must be 0 for a model without a pad_token_id'):
       make_settings(config, {'decoder': 'saber', 'eos_penalty': 1.0})
+
+
+@pytest.mark.parametrize('name, has_tokenizer', [('llada_tiny', True), ('llada_tiny', False), ('dream_tiny', False)])
+def test_end_tokens_and_size_of_the_tokenizer_are_kept(name, has_tokenizer, tmp_path):
+  """Those of config.json, of generation_config.json and of the tokenizer, each once, the model's own first."""
+  own = read_config(name)['eos_token_id']
+  source = golden_source(tmp_path / 'source', name, hf_config={'eos_token_id': [own, own + 1]})
+  (source / 'generation_config.json').write_text(json.dumps({'eos_token_id': [own + 1, own + 2]}))
+  if has_tokenizer:
+    save_tokenizer(source)
+  convert(source, tmp_path / 'output')
+  manifest = read_manifest(tmp_path / 'output')
+  assert manifest.config.eos_id == own
+  assert manifest.end_ids == [own, own + 1, own + 2, *([VOCAB[EOS]] if has_tokenizer else [])]
+  assert manifest.tokenizer_size == (len(VOCAB) if has_tokenizer else None)
+  model, _, tokenizer = checkpoint.load(tmp_path / 'output')
+  assert model.end_ids == tuple(manifest.end_ids)
+  assert tokenizer is None or tokenizer.end_ids == model.end_ids
+
+
+@pytest.mark.parametrize(
+  ('ids', 'message'),
+  [
+    ([300, 319], 'config.json must be other tokens than the mask 319'),
+    ([300, 320], 'config.json must be token ids in [0, 320), got 320'),
+    ([300, '301'], 'eos_token_id must be an integer of at least 0, got "301"'),
+    ([], 'eos_token_id must be an integer of at least 0, got []'),
+  ],
+)
+def test_lists_of_end_tokens_that_are_none(ids, message, tmp_path):
+  source = golden_source(tmp_path / 'source', 'llada_tiny', hf_config={'eos_token_id': ids, 'mask_token_id': 319})
+  with pytest.raises(ValueError, match=re.escape(message)):
+    convert(source, tmp_path / 'output')
+  assert not (tmp_path / 'output').exists()
 
 
 UP = 'model.transformer.blocks.0.up_proj.weight'
