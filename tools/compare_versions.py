@@ -6,6 +6,9 @@ It runs the same decodings by the command line of both and compares their answer
 by array: every decoder under every refresh rule, with the bundled model and with the tiny checkpoints of tests/goldens.
 New arrays and settings in a trace are told and allowed; whatever else differs makes the exit code 1. With --work the
 results of --before are kept, so that another run has only the other checkout to wait for.
+
+It needs what the versions of both checkouts import, and both to take the same flags: those since token drift has a
+distance. A side takes some minutes of CPU.
 """
 
 from collections import Counter
@@ -100,24 +103,22 @@ def cases() -> list[Case]:
   kept = {'drift': 'token', 'anchors': 1, 'on_low_margin': 'next_step', **clauses}
   once = {'refresh': 'once', **clauses}
   interval = {'refresh': 'interval', 'refresh_interval': 3, **clauses}
-  archer = lambda radius, margin=0.0, **more: {
-    'refresh': 'archer', 'min_margin': margin, **kept, 'drift_radius': radius, **more
-  }  # fmt: skip
-  certified = lambda kappa, radius=0.25, **more: {
-    'refresh': 'certified', 'kappa': kappa, **kept, 'drift_radius': radius, **more
-  }  # fmt: skip
+  # Token drift has a distance, the others have a radius.
+  by = lambda limit: {'refresh_distance' if isinstance(limit, int) else 'drift_radius': limit}
+  archer = lambda limit, margin=0.0, **more: {'refresh': 'archer', 'min_margin': margin, **kept, **by(limit), **more}
+  certified = lambda kappa, limit=10, **more: {'refresh': 'certified', 'kappa': kappa, **kept, **by(limit), **more}
   # Of one program, which knobs alone tell apart.
   rules = lambda kappa: {
     'always': {'refresh': 'always'},
     'once': once,
     'interval': interval,
-    'archer-0.1': archer(0.1),
-    'archer-0.25': archer(0.25),
+    'archer-4': archer(4),
+    'archer-10': archer(10),
     'certified': certified(kappa),
   }
   margins = lambda margin: {
-    'margin': archer(0.0, margin),
-    'margin-all': archer(0.25, margin, max_age=6, refresh_at_block_start=True),
+    'margin': archer(0, margin),
+    'margin-all': archer(10, margin, max_age=6, refresh_at_block_start=True),
   }
   clocks = lambda margin: {
     **margins(margin),
@@ -126,12 +127,12 @@ def cases() -> list[Case]:
     'interval-max-age': {**interval, 'refresh_interval': 5, 'max_age': 2},
   }
   two_anchors = lambda kappa: {
-    'archer-0.1': archer(0.1, anchors=2),
-    'archer-0.25': archer(0.25, anchors=2),
+    'archer-4': archer(4, anchors=2),
+    'archer-10': archer(10, anchors=2),
     'certified': certified(kappa, anchors=2),
   }
   same_step = lambda kappa, margin, anchors=1: {
-    'margin': archer(0.25, margin, on_low_margin='same_step', anchors=anchors),
+    'margin': archer(10, margin, on_low_margin='same_step', anchors=anchors),
     'certified': certified(kappa, on_low_margin='same_step', anchors=anchors),
   }
   drifting = lambda drift, kappa, anchors=1, **more: {
@@ -156,28 +157,28 @@ def cases() -> list[Case]:
     ('bundled', 'wino', 'wino-self-embedding', own, drifting('embedding', 4.0)),
     ('bundled', 'wino', 'wino-self-hidden', own, drifting('hidden', 4.0)),
     ('bundled', 'wino', 'wino-self-hidden-anchors', own, both('hidden', 4.0)),
-    ('bundled', 'wino', 'wino-self-temperature', {**own, 'temperature': 0.7}, {'archer-0.1': archer(0.1)}),
-    ('bundled', 'wino', 'wino-self-mask', {**own, 'mask_prediction': 'official'}, {'archer-0.1': archer(0.1)}),
-    ('bundled', 'wino', 'wino-self-block', {**own, 'block_length': 42}, {'archer-0.1': archer(0.1), 'once': once}),
+    ('bundled', 'wino', 'wino-self-temperature', {**own, 'temperature': 0.7}, {'archer-4': archer(4)}),
+    ('bundled', 'wino', 'wino-self-mask', {**own, 'mask_prediction': 'official'}, {'archer-4': archer(4)}),
+    ('bundled', 'wino', 'wino-self-block', {**own, 'block_length': 42}, {'archer-4': archer(4), 'once': once}),
     ('bundled', 'llada', 'llada', ordered, {**rules(1.0), **margins(0.5)}),
-    ('bundled', 'llada', 'llada-temperature', {**ordered, 'temperature': 0.7}, {'archer-0.1': archer(0.1)}),
-    ('bundled', 'llada', 'llada-random', random, {'once': once, 'archer-0.1': archer(0.1)}),
+    ('bundled', 'llada', 'llada-temperature', {**ordered, 'temperature': 0.7}, {'archer-4': archer(4)}),
+    ('bundled', 'llada', 'llada-random', random, {'once': once, 'archer-4': archer(4)}),
     ('bundled', 'llada', 'llada-anchors', ordered, two_anchors(1.0)),
     ('bundled', 'llada', 'llada-same-step', ordered, same_step(1.0, 0.5)),
     ('bundled', 'llada', 'llada-guidance', guided, rules(1.0)),
-    ('bundled', 'guidance', 'llada-guidance-of-records', ordered, {'archer-0.1': archer(0.1)}),
-    ('bundled', 'llada', 'llada-guidance-anchors', guided, {'archer-0.1': archer(0.1, anchors=2)}),
+    ('bundled', 'guidance', 'llada-guidance-of-records', ordered, {'archer-4': archer(4)}),
+    ('bundled', 'llada', 'llada-guidance-anchors', guided, {'archer-4': archer(4, anchors=2)}),
     ('bundled', 'llada', 'llada-guidance-hidden', guided, both('hidden', 1.0)),
-    ('bundled', 'llada', 'llada-ends', {**ordered, 'confidence_eos_eot_inf': True}, {'archer-0.1': archer(0.1)}),
+    ('bundled', 'llada', 'llada-ends', {**ordered, 'confidence_eos_eot_inf': True}, {'archer-4': archer(4)}),
     ('llada_tiny', 'tokens', 'wino-official', {**official, 'threshold': 0.6}, {**rules(2.0), **clocks(0.5)}),
     ('llada_tiny', 'tokens', 'wino-official-anchors', official, two_anchors(2.0)),
     ('llada_tiny', 'tokens', 'wino-official-same-step-anchors', official, same_step(2.0, 0.5, 2)),
     ('llada_tiny', 'tokens', 'wino-official-hidden', official, drifting('hidden', 2.0)),
     ('llada_tiny', 'tokens', 'wino-official-embedding-anchors', official, both('embedding', 2.0)),
-    ('llada_tiny', 'shapes', 'wino-official-shapes', {**official, **mixed}, {'archer-0.1': archer(0.1)}),
+    ('llada_tiny', 'shapes', 'wino-official-shapes', {**official, **mixed}, {'archer-4': archer(4)}),
     ('llada_tiny', 'tokens', 'llada', ordered, {**rules(0.5), **clocks(0.1)}),
     ('llada_tiny', 'tokens', 'llada-anchors', ordered, two_anchors(0.5)),
-    ('llada_tiny', 'tokens', 'llada-guidance', guided, {**rules(0.5), 'margin': archer(0.0, 0.1)}),
+    ('llada_tiny', 'tokens', 'llada-guidance', guided, {**rules(0.5), 'margin': archer(0, 0.1)}),
     ('llada_tiny', 'tokens', 'llada-guidance-anchors', guided, two_anchors(0.5)),
     ('llada_tiny', 'tokens', 'llada-guidance-same-step-anchors', guided, same_step(0.5, 0.1, 2)),
   ]
@@ -190,12 +191,12 @@ def cases() -> list[Case]:
   sampled = {**entropy, 'temperature': 0.7, 'top_p': 0.9, 'top_k': 30, 'alg_temp': 0.5}
   groups += [
     ('dream_tiny', 'tokens', 'dream-entropy-sampled', sampled, rules(0.1)),
-    ('dream_tiny', 'dream', 'dream-entropy-records', entropy, {'archer-0.1': archer(0.1)}),
+    ('dream_tiny', 'dream', 'dream-entropy-records', entropy, {'archer-4': archer(4)}),
     ('dream_tiny', 'tokens', 'dream-entropy-anchors', entropy, two_anchors(0.1)),
     ('dream_tiny', 'tokens', 'dream-entropy-same-step', entropy, same_step(0.1, 0.01)),
     ('dream_tiny', 'tokens', 'dream-entropy-embedding', entropy, drifting('embedding', 0.1)),
     ('dream_tiny', 'tokens', 'dream-entropy-hidden-anchors', entropy, both('hidden', 0.1)),
-    ('dream_tiny', 'shapes', 'dream-entropy-shapes', entropy, {'archer-0.1': archer(0.1)}),
+    ('dream_tiny', 'shapes', 'dream-entropy-shapes', entropy, {'archer-4': archer(4)}),
   ]
   return [
     Case(name=f'{checkpoint}/{group}/{rule}', checkpoint=checkpoint, records=records, settings=settings | refresh)
@@ -225,7 +226,7 @@ def inputs(checkpoint: str, goldens: Path) -> dict[str, list[dict[str, Any]]]:
     tokens[4] |= {'temperature': 0.5, 'seed': 11}
     knobs = [{}, {'steps': 9}, {'top_k': 5, 'temperature': 1.0}, {'top_p': 0.8, 'temperature': 0.3}, {'alg_temp': 0.7}]
     shapes = [{'prompt_ids': prompt, 'gen_length': 10 + 13 * i} for i, prompt in enumerate([*prompts, *short])]
-    drifts = [{}, {'drift_radius': 0.3}, {'max_age': 2}]
+    drifts = [{}, {'refresh_distance': 6}, {'max_age': 2}]
     return {
       'tokens': tokens,
       'dream': [{'prompt_ids': prompt, **more} for prompt, more in zip([*long, short[0]], knobs, strict=True)],

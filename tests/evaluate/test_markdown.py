@@ -1,8 +1,11 @@
 """The tables of the documentation are those of the figures beside them."""
 
 import json
+import os
 from pathlib import Path
 import runpy
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +39,15 @@ def test_mistakes_are_one_sentence(tmp_path):
       TOOL['read_records'](path)
   path.write_text(json.dumps(records))
   assert TOOL['markdown'](TOOL['read_records'](path)) == TOOL['markdown'](records)
+
+
+def test_a_setting_that_the_terminal_cannot_show(tmp_path):
+  (record, *_) = TOOL['read_records'](FIGURES / 'saber.json')
+  (tmp_path / 'file.json').write_text(json.dumps([record | {'setting': 'archer\u22644'}]))
+  done = subprocess.run(
+    [sys.executable, ROOT / 'tools' / 'markdown_table.py', tmp_path / 'file.json'],
+    env={**os.environ, 'PYTHONIOENCODING': 'ascii', 'PYTHONPATH': str(ROOT)},
+    capture_output=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert b'| `archer\\u22644` |' in done.stdout
