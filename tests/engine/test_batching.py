@@ -1,8 +1,12 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from text_model import CONFIG
 
+from archer_jax import specs
+from archer_jax.config import SHIFTED
 from archer_jax.engine import batching
 from archer_jax.engine.requests import make_request
 from archer_jax.engine.settings import make_settings
@@ -55,6 +59,28 @@ def test_prompts_stand_on_the_right_and_filler_is_done():
   np.testing.assert_allclose(state.knobs.threshold[:2], [0.6, 0.5])
   assert np.asarray(state.done).tolist() == [False, False, True, True]
   assert np.asarray(state.status)[2:].tolist() == [Status.EMPTY] * 2
+
+
+@pytest.mark.parametrize(
+  ('decoder', 'reuse'),
+  [
+    *((decoder, 'prompt') for decoder in specs.names(specs.DECODERS)),
+    *(('llada', reuse) for reuse in specs.names(specs.REUSE) if reuse not in ('prompt', 'dkv_prefill')),
+    ('dream', 'dkv_prefill'),
+  ],
+)
+def test_lengths_of_a_bucket_are_one_program(decoder, reuse):
+  shifted = {'family': 'dream', 'logit_alignment': SHIFTED} if decoder == 'dream' else {}
+  model = dataclasses.replace(CONFIG, **shifted)
+  given = {'decoder': decoder, 'reuse': reuse} | ({'remasking': 'random'} if reuse == 'dkv_greedy' else {})
+  configs = set()
+  for length in (17, 18, 25, 32):
+    # As a setting of the run, and as a number of a request.
+    settings = make_settings(model, {**given, 'gen_length': length})
+    configs.add(config(settings, requests(settings, {'prompt_ids': [3]})))
+    others = make_settings(model, given)
+    configs.add(config(others, requests(others, {'prompt_ids': [3], 'gen_length': length})))
+  assert len(configs) == 1 and configs.pop().canvas_length == 32
 
 
 def test_block_length_is_that_of_the_run_whatever_the_batch():

@@ -116,11 +116,20 @@ def test_donated_buffers_are_used(llada_tiny):
   np.testing.assert_array_equal(result.canvas, again.canvas)
 
 
-def compiled_text(golden, decoder, full=False, **changes):
-  cfg = programs.config(golden, decoder, **changes)
-  lowered = decode.lower(golden.params, full_state(cfg), cfg=cfg)
-  # Where copies go is decided before what the quick options leave out; one program is compiled as users do.
-  return cfg, lowered.compile(programs.FULL if full else programs.QUICK).as_text()
+@pytest.fixture(scope='module')
+def compiled_text(request):
+  """A function from a decoder and changes of its config to the config and the program's text."""
+
+  @functools.cache
+  def of(decoder, **changes):
+    golden = programs.shallow(programs.golden_of(request, decoder))
+    cfg = programs.config(golden, decoder, **changes)
+    lowered = decode.lower(golden.params, full_state(cfg), cfg=cfg)
+    # Where copies go is decided before what the quick options leave out; one decoder's are compiled as users do.
+    full = decoder == 'wino' and not changes
+    return cfg, lowered.compile(programs.FULL if full else programs.QUICK).as_text()
+
+  return of
 
 
 def copies_of_keys(cfg, text):
@@ -138,17 +147,17 @@ def copies_of_keys(cfg, text):
 
 
 @pytest.mark.parametrize('decoder', [*DECODERS, 'saber', pytest.param('saber shifted', marks=pytest.mark.slow)])
-def test_no_copy_of_the_cache_in_the_loop(golden, decoder):
+def test_no_copy_of_the_cache_in_the_loop(compiled_text, decoder):
   """Rows refresh or not as they like (B = 4), and the kept arrays are updated in place."""
-  cfg, text = compiled_text(golden, decoder, full=decoder == 'wino')
+  cfg, text = compiled_text(decoder)
   assert len(programs_text.instructions_inside_loops(text)) > 1000
   assert [line for rows, line in copies_of_keys(cfg, text) if rows == programs.PROMPT_LENGTH] == []
 
 
 @pytest.mark.parametrize('decoder', ['wino', 'llada'])
-def test_no_copy_of_the_pool_in_the_loop(golden, decoder):
+def test_no_copy_of_the_pool_in_the_loop(compiled_text, decoder):
   """Anchors change places in place, and a row that refreshes after its reuse writes in place."""
-  cfg, text = compiled_text(golden, decoder, anchors=3, on_low_margin='same_step')
+  cfg, text = compiled_text(decoder, anchors=3, on_low_margin='same_step')
   row = (cfg.model.n_kv_heads, programs.PROMPT_LENGTH, cfg.model.head_dim)
   copies = [
     instruction.text
@@ -159,8 +168,8 @@ def test_no_copy_of_the_pool_in_the_loop(golden, decoder):
 
 
 @pytest.mark.parametrize('decoder', DECODERS)
-def test_a_reuse_step_copies_no_kept_keys(golden, decoder):
-  cfg, text = compiled_text(golden, decoder, full=decoder == 'wino')
+def test_a_reuse_step_copies_no_kept_keys(compiled_text, decoder):
+  cfg, text = compiled_text(decoder)
   found = [line for rows, line in copies_of_keys(cfg, text) if rows > programs.PROMPT_LENGTH]
   assert [line for line in found if '/cond/branch_0_fun/' in line] == []
 

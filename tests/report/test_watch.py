@@ -2,6 +2,7 @@ import io
 
 import jax
 import numpy as np
+import programs
 import pytest
 from rich.console import Console
 from text_model import CONFIG
@@ -12,7 +13,6 @@ from archer_jax.engine.batching import batch_config
 from archer_jax.engine.batching import batch_state
 from archer_jax.engine.requests import make_request
 from archer_jax.engine.settings import make_settings
-from archer_jax.loop.decode import decode
 from archer_jax.report import watch
 
 MASK = CONFIG.mask_id
@@ -46,7 +46,7 @@ def test_steps_are_those_of_decode(text):
     CONFIG, {'decoder': 'wino', 'gen_length': 16, 'threshold': 0.02, 'threshold_back': 0.02, 'temperature': 0.5}
   )
   state, cfg = start(settings)
-  expected = decode(params, state, cfg=cfg)
+  expected = programs.loop(cfg)(params, state)
   views = []
   state, _ = start(settings)
   before = watch._step._cache_size()
