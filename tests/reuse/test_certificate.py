@@ -13,6 +13,9 @@ from archer_jax.calibration.measure import violations
 
 BATCH = 16
 KINDS = ('wino', 'llada', 'guided', 'dream', 'saber')
+# A program each. Guidance is the rule of llada in two streams.
+EXACT = [pytest.param(kind, marks=[pytest.mark.slow] if kind == 'llada' else []) for kind in KINDS]
+REDONE = [pytest.param(kind, marks=[] if kind in ('wino', 'dream') else [pytest.mark.slow]) for kind in KINDS]
 # When the rows of a batch refresh; a drift is each row's own.
 CLOCKS = [
   {'refresh_interval': 0},
@@ -56,7 +59,7 @@ def rows(seed, cfg, **knobs):
 
 def walk(request, kind, n_steps, first_seed=0, knobs=None, **changes):
   """Reuse steps of real trajectories, at least that many, as arrays by the names of `Observation`."""
-  golden = request.getfixturevalue('dream_tiny' if kind == 'dream' else 'llada_tiny')
+  golden = programs.shallow(programs.golden_of(request, kind))
   decoder = 'llada' if kind == 'guided' else kind
   cfg = programs.config(golden, decoder, trace_steps=0, guidance=kind == 'guided', **changes)
   params, seen, count, seed = calm(golden), [], 0, first_seed
@@ -80,7 +83,7 @@ def check_exact(steps):
   assert steps['differs'].sum() > 5
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', EXACT)
 def test_no_decision_differs_while_the_margin_is_above_the_error(request, kind):
   check_exact(walk(request, kind, 1000))
 
@@ -93,7 +96,7 @@ def test_exact_certificate_over_fifty_thousand_steps(request):
     check_exact(steps)
 
 
-@pytest.mark.parametrize('drift', ['token', 'embedding', 'hidden'])
+@pytest.mark.parametrize('drift', ['token', pytest.param('embedding', marks=pytest.mark.slow), 'hidden'])
 def test_kappa_of_some_prompts_holds_for_others(request, drift):
   """Fitted on some random prompts, counted on others."""
   found = walk(request, 'wino', 1200, knobs={'temperature': 0.0}, drift=drift)
@@ -105,10 +108,10 @@ def test_kappa_of_some_prompts_holds_for_others(request, drift):
     assert wrong['wrong'] <= wrong['beyond']
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', REDONE)
 def test_same_step_decides_as_a_full_forward_wherever_the_bound_holds(request, kind):
   """Every step against a forward over everything; those at which e > kappa * drift are counted, not looked at."""
-  golden = request.getfixturevalue('dream_tiny' if kind == 'dream' else 'llada_tiny')
+  golden = programs.shallow(programs.golden_of(request, kind))
   decoder = 'llada' if kind == 'guided' else kind
   changes = {'trace_steps': 0, 'guidance': kind == 'guided', 'on_low_margin': 'same_step'}
   cfg = programs.config(golden, decoder, **changes)

@@ -4,6 +4,7 @@ Cases of one program decode together, left-padded to one prompt length and with 
 of their own, so that the rows of a batch stand in different blocks and at different turns of their clocks.
 """
 
+import collections
 import dataclasses
 import functools
 
@@ -89,6 +90,17 @@ def group_of(case):
   return is_dream(case), tuple(sorted(static_of(case).items()))
 
 
+def params(names, group_of):
+  """Cases of which each group is a program: the largest of each function and method is fast, the others are slow."""
+  groups, kinds = collections.Counter(), {}
+  for name in names:
+    case = CASES[name]
+    groups[group_of(case)] += 1
+    kinds.setdefault((case.function, reuse_of(case), case.args.get('shift_type')), set()).add(group_of(case))
+  fast = {max(sorted(mine, key=str), key=groups.get) for mine in kinds.values()}
+  return [pytest.param(name, marks=[] if group_of(CASES[name]) in fast else [pytest.mark.slow]) for name in names]
+
+
 def score_of(case, length):
   """The decoding order that was drawn, [length], as scores of canvas columns."""
   score, prompt = np.zeros(length, np.float32), case.arrays['prompt'].shape[1]
@@ -170,7 +182,7 @@ def played(llada_tiny, dream_tiny):
   return lambda case: group(group_of(case))
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', params(CASES, group_of))
 def test_every_step_equals_the_public_code(played, name):
   case = CASES[name]
   names, (cfg, steps) = played(case)
@@ -205,7 +217,9 @@ def test_every_step_equals_the_public_code(played, name):
       np.testing.assert_array_equal(found, case.arrays['recomputed_per_layer'][n, 1:], err_msg=f'step {n}')
 
 
-@pytest.mark.parametrize('name', [name for name, case in CASES.items() if 'logits' in case.arrays])
+@pytest.mark.parametrize(
+  'name', params([name for name, case in CASES.items() if 'logits' in case.arrays], lambda case: case.id)
+)
 def test_logits_are_those_of_the_public_code(llada_tiny, dream_tiny, name):
   case = CASES[name]
   # With `official` the decision rows are the whole canvas.
