@@ -20,7 +20,10 @@ PART = 'part-00000-of-00001.jsonl'
 def start(text_path, tmp_path, tmp_path_factory):
   """Starts `run_decode.py`; all runs share their compiled programs."""
   cache = tmp_path_factory.getbasetemp() / 'cache'
+  # As programs.QUICK is.
+  flags = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
   environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'XDG_CACHE_HOME': str(cache), 'JAX_PLATFORMS': 'cpu'}
+  environment['XLA_FLAGS'] = flags
   children = []
 
   def call(output, *arguments):
