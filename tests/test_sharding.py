@@ -66,7 +66,7 @@ class Run:
 
 
 def run_over(mesh, golden, decoder):
-  cfg = programs.config(golden, decoder)
+  cfg = programs.config(golden, decoder, logprobs=True)
   seed = PROMPT_SEEDS[decoder]
   before = spread(mixed_requests(cfg, seed), cfg, mesh)
   params = jax.device_put(golden.params, sharding.param_shardings(cfg.model, mesh))
@@ -89,7 +89,7 @@ def test_decoding_over_a_mesh(request, decoder, text):
 
 
 def check_results(run, params):
-  """Tokens after every step, steps and refreshes are those of the same requests without a mesh."""
+  """Tokens after every step, steps, refreshes and log-probabilities are those of the same requests without a mesh."""
   state = mixed_requests(run.cfg, run.seed)
   expected = jax.device_get(programs.loop(run.cfg)(params, state))
   steps, refreshes = expected.counters.steps, expected.counters.refreshes
@@ -106,6 +106,9 @@ def check_results(run, params):
       getattr(got, name),
       getattr(expected, name),
     )
+  np.testing.assert_array_equal(got.logprobs['commit_steps'][sure], expected.logprobs['commit_steps'][sure])
+  mine, other = (state.logprobs['token_logprobs'][sure] for state in (got, expected))
+  np.testing.assert_allclose(mine, other, atol=1e-4)
   for row, n in ((row, steps[row]) for row in np.flatnonzero(sure)):
     for name in ('canvas', 'refresh', 'accept', 'remask', 'distance', 'drift', 'age'):
       np.testing.assert_array_equal(got.trace[name][row, :n], expected.trace[name][row, :n])
