@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from reuse import Case
-from reuse import alternate
 from reuse import model_config
-from reuse import ratio
-from reuse import show
-from reuse import timed
+from timing import alternate
+from timing import ratio
+from timing import show
+from timing import timed
 
 from archer_jax.checkpoints import checkpoint
 from archer_jax.checkpoints.convert import convert

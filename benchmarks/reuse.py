@@ -11,9 +11,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import json
-import math
 import os
-import time
 
 from absl import app
 from absl import flags
@@ -21,6 +19,10 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+from timing import alternate
+from timing import ratio
+from timing import show
+from timing import timed
 
 from archer_jax.config import DecodeConfig
 from archer_jax.config import ModelConfig
@@ -154,34 +156,6 @@ class Case:
       return timed(advance) / steps
 
     return run
-
-
-def timed(run: Callable[[], object]) -> float:
-  start = time.perf_counter()
-  run()
-  return time.perf_counter() - start
-
-
-def alternate(timers: dict[str, Callable[[], float]], pairs: int) -> dict[str, np.ndarray]:
-  """Seconds of each program, the programs taking turns."""
-  for timer in timers.values():
-    timer()
-  rounds = [{name: timer() for name, timer in timers.items()} for _ in range(pairs)]
-  return {name: np.array([r[name] for r in rounds]) for name in timers}
-
-
-def ratio(above: np.ndarray, below: np.ndarray) -> dict[str, float]:
-  """Median of the per-pair ratios with its 95 % interval from order statistics."""
-  values = np.sort(above / below)
-  n = len(values)
-  # The rank interval of a median: binomial(n, 1/2) within its 2.5 % tails, by its normal approximation.
-  half = 1.96 * math.sqrt(n) / 2
-  low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half) - 1)
-  return {'median': float(np.median(values)), 'low': float(values[low]), 'high': float(values[high])}
-
-
-def show(r: dict[str, float]) -> str:
-  return f'{r["median"]:.2f} [{r["low"]:.2f}, {r["high"]:.2f}]'
 
 
 def shapes(pairs: int) -> list[dict]:

@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from reuse import SMALL
 from reuse import Case
-from reuse import alternate
 from reuse import model_config
-from reuse import ratio
-from reuse import show
-from reuse import timed
+from timing import alternate
+from timing import ratio
+from timing import show
+from timing import timed
 
 from archer_jax.config import ModelConfig
 from archer_jax.engine.engine import Setup

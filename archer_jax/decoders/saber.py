@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
   from archer_jax.config import DecodeConfig
   from archer_jax.config import ModelConfig
+  from archer_jax.decoders.base import Candidates
   from archer_jax.types import DecodeState
   from archer_jax.types import Update
   from archer_jax.types import Views
@@ -141,16 +142,24 @@ class Saber(base.Decoder):
         f'got {knobs["eos_penalty"]}'
       )
 
+  def candidates(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Candidates:
+    """What a step would write at every column, under `shifted` with the logit of padding lowered."""
+    if cfg.model.logit_alignment == SHIFTED and cfg.model.pad_id is not None:
+      is_pad = jnp.arange(cfg.model.vocab_size) == cfg.model.pad_id
+      logits = jnp.where(is_pad, logits + _penalty(state)[:, None, None], logits)
+    return base.candidates(state, views.columns, logits, cfg)
+
   def update(self, state: DecodeState, views: Views, logits: Array, cfg: DecodeConfig) -> Update:
-    rule = _shifted if cfg.model.logit_alignment == SHIFTED else _same_position
-    return rule(state, views.columns, logits, cfg)
+    chosen = self.candidates(state, views, logits, cfg)
+    if cfg.model.logit_alignment == SHIFTED:
+      return _shifted(state, chosen, logits, cfg)
+    return _same_position(state, views.columns, chosen, logits, cfg)
 
 
-def _same_position(state: DecodeState, columns: Array, logits: Array, cfg: DecodeConfig) -> Update:
+def _same_position(state: DecodeState, columns: Array, chosen: Candidates, logits: Array, cfg: DecodeConfig) -> Update:
   old = state.decoder
   least = state.knobs.min_accept
   before_end = columns < base.block_end(state, cfg)[:, None]
-  chosen = base.candidates(state, columns, logits, cfg)
   # `never` forbids to commit the mask token, not to watch it: whose best token it is has fallen or risen all the same.
   watched = base.candidates(state, columns, logits, cfg, with_mask=True)
   deficit, seen = _deficit(chosen.confidence), jnp.where(before_end, _deficit(watched.confidence), jnp.inf)
@@ -185,14 +194,9 @@ def _same_position(state: DecodeState, columns: Array, logits: Array, cfg: Decod
   )
 
 
-def _shifted(state: DecodeState, columns: Array, logits: Array, cfg: DecodeConfig) -> Update:
+def _shifted(state: DecodeState, chosen: Candidates, logits: Array, cfg: DecodeConfig) -> Update:
   first = state.decoder.first
   eligible = base.mask_positions(state, cfg)
-  penalised = logits
-  if cfg.model.pad_id is not None:
-    is_pad = jnp.arange(cfg.model.vocab_size) == cfg.model.pad_id
-    penalised = jnp.where(is_pad, logits + _penalty(state)[:, None, None], logits)
-  chosen = base.candidates(state, columns, penalised, cfg)
   deficit = _deficit(chosen.confidence)
   accepted = _accept(chosen.confidence, deficit, eligible, first, jnp.full_like(state.row_step, 2))
   canvas = jnp.where(accepted.accept, chosen.token, state.canvas)
