@@ -103,22 +103,47 @@ def prepare(command: Command, dtype: str, facts: Callable[[], Mapping[str, Any]]
   Raises:
     ValueError, OSError: what is wrong, in one sentence.
   """
-  options, manifest = command.options, command.manifest
-  folder = checkpoint.BUNDLED if options['checkpoint'] is None else Path(options['checkpoint'])
-  tokenizer = load_tokenizer(folder / 'tokenizer', manifest.config)
-  if tokenizer is None:
-    raise ValueError(f'checkpoint {folder} must have a tokenizer, since tasks are texts')
-  sources = _open_sources(command, tokenizer)
-  plans = [_plan(command, source, tokenizer, dtype) for source in sources]
+  options = command.options
+  plans, tokenizer = prepare_tasks(command, dtype)
   _, params, _ = checkpoint.load(options['checkpoint'], dtype=dtype)
   known = {
-    'checkpoint': 'bundled' if options['checkpoint'] is None else folder.name,
+    'checkpoint': checkpoint_name(options['checkpoint']),
     'dtype': dtype,
     'worked_examples': options['worked_examples'],
     'extract': options['extract'],
     **facts(),
   }
   return Evaluation(options=options, plans=plans, params=params, tokenizer=tokenizer, facts=known)
+
+
+def checkpoint_name(path: str | None) -> str:
+  """What records call a checkpoint."""
+  return 'bundled' if path is None else Path(path).name
+
+
+def prepare_tasks(
+  command: Command, dtype: str, gen_length: Callable[[Source], int | None] = lambda source: source.gen_length
+) -> tuple[list[Plan], Tokenizer]:
+  """Opens the tasks and checks them against the checkpoint, whose parameters are not loaded.
+
+  Args:
+    command: from a command line.
+    dtype: of parameters and matmuls.
+    gen_length: tokens of a task's answers, in one block, where no flag says it; None if the task does not know.
+
+  Returns:
+    A plan for each task, and the checkpoint's tokenizer.
+
+  Raises:
+    ValueError, OSError: what is wrong, in one sentence.
+  """
+  path = command.options['checkpoint']
+  folder = checkpoint.BUNDLED if path is None else Path(path)
+  tokenizer = load_tokenizer(folder / 'tokenizer', command.manifest.config, command.manifest.end_ids)
+  if tokenizer is None:
+    raise ValueError(f'checkpoint {folder} must have a tokenizer, since tasks are texts')
+  sources = [dataclasses.replace(source, gen_length=gen_length(source)) for source in _open_sources(command, tokenizer)]
+  return [_plan(command, source, tokenizer, dtype) for source in sources], tokenizer
 
 
 def _open_sources(command: Command, tokenizer: Tokenizer) -> list[Source]:
