@@ -11,7 +11,7 @@ MATH, FINQA, PUBMEDQA = 'math500', 'finqa', 'pubmedqa'
 
 
 def benchmark(task: str) -> str:
-  """The benchmark of a task, such as `mbpp` of `mbpp:sanitized.jsonl`; the same with more tests has no name of its own."""
+  """The benchmark of a task, such as `mbpp` of `mbpp:sanitized.jsonl`, and of the same with more tests."""
   return task.partition(':')[0].removesuffix('_et')
 
 
@@ -152,7 +152,7 @@ FEEDBACK = {
   'after_cached': 1.056,
 }
 
-# Shadow forwards on MBPP: largest D of a bin -> share of actions that differ in per cent, distance of the next canvases.
+# Shadow forwards on MBPP: largest D of a bin -> share of differing actions in per cent, distance of the next canvases.
 VALIDITY = {3: (19.88, 0.47), 7: (48.53, 1.26), 11: (56.45, 1.54), 15: (65.09, 1.90)}
 VALIDITY_PROBES = 5122
 # Partial Spearman of distance and age, each given the other.

@@ -1,7 +1,7 @@
 """The radius: quality and speed over K, and whether it matters when, at equal numbers of refreshes.
 
-Each problem is decoded again with exactly as many refreshes as K took on it, evenly over its steps as a clock would, and
-at random steps. A row that takes more steps than before keeps its schedule's last prompt, and one that takes fewer
+Each problem is decoded again with exactly as many refreshes as K took on it, evenly over its steps as a clock would,
+and at random steps. A row that takes more steps than before keeps its schedule's last prompt, and one that takes fewer
 saves what is left, so that the refreshes that were taken stand beside it.
 """
 

@@ -86,7 +86,8 @@ def verdict(sign: float, low: float | None, high: float | None, null: float = 0.
 
   Args:
     sign: of the paper's difference; 0 where it claims none, which nothing can confirm.
-    low, high: of the interval here; None where there is none.
+    low: of the interval here; None where there is none.
+    high: likewise.
     null: no difference.
   """
   if sign == 0 or low is None or high is None or low <= null <= high:

@@ -129,12 +129,12 @@ def measure(bench: Bench, piece: Piece) -> dict[str, Any]:
 
 
 def check_untouched(task: str, problems: Sequence[int], one: DecodeState, other: DecodeState) -> None:
-  """Raises RuntimeError unless two decodings have the same tokens, steps and counters."""
+  """Raises ValueError unless two decodings have the same tokens, steps and counters."""
   told = lambda state: jax.device_get((state.canvas, state.row_step, state.status, state.counters))
   for mine, theirs in zip(*(jax.tree.leaves(told(state)) for state in (one, other)), strict=True):
     differ = (mine != theirs).reshape(len(mine), -1).any(axis=1)[: len(problems)]
     if differ.any():
-      raise RuntimeError(f'{task}: problem {problems[int(differ.argmax())]} decodes otherwise with shadow forwards')
+      raise ValueError(f'{task}: problem {problems[int(differ.argmax())]} decodes otherwise with shadow forwards')
 
 
 def report(bench: Bench, found: Sequence[tuple[Piece, Any]]) -> Report:
@@ -153,9 +153,9 @@ def report(bench: Bench, found: Sequence[tuple[Piece, Any]]) -> Report:
     rows=rows,
     claims=[claim for task, one in told.items() for claim in _claims(task, one)],
     notes=[
-      f'`{PROBED}`. Of the probes of each bin of D: how many differ in the action, in its parts alone, and by how many '
-      'positions the next canvases differ. Every decoding was repeated without shadow forwards and had the same tokens, '
-      'steps and counters. Intervals of correlations are a bootstrap over problems. '
+      f'`{PROBED}`. Of the probes of each bin of D: how many differ in the action, in its parts alone, and by how '
+      'many positions the next canvases differ. Every decoding was repeated without shadow forwards and had the same '
+      'tokens, steps and counters. Intervals of correlations are a bootstrap over problems. '
       f'The paper has {published.VALIDITY_PROBES} probes on MBPP.',
       *(
         f'{task}, D = age in {100 * np.mean(mine["distance"] == mine["age"]):.1f} % of the probes; Spearman of both '
