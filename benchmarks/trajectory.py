@@ -1,4 +1,4 @@
-"""Real decodings one step at a time, with refreshes at chosen steps: what frontier, feedback and staleness share.
+"""Real decodings one step at a time, with refreshes at chosen steps: what feedback, staleness and paper share.
 
 Axes: B batch, S steps.
 """
@@ -6,7 +6,6 @@ Axes: B batch, S steps.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
-import functools
 import json
 from pathlib import Path
 import sys
@@ -15,9 +14,7 @@ from absl import flags
 from absl import logging
 import jax
 from jax import Array
-from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
 from archer_jax import runtime
 from archer_jax.checkpoints.text import Tokenizer
@@ -31,11 +28,9 @@ from archer_jax.evaluate.figure import check_figure
 from archer_jax.evaluate.run import Evaluation
 from archer_jax.evaluate.run import prepare
 from archer_jax.jobs.output import check_writable
-from archer_jax.loop.step import decode_step
 from archer_jax.reuse import prompt
 from archer_jax.types import DecodeState
 
-_DRAWS = 2000
 COLORS = ('#000000', '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
 
 
@@ -80,21 +75,6 @@ def at_times(state: DecodeState, schedule: Array) -> DecodeState:
   clauses = {name: jnp.zeros_like(getattr(state.knobs, name)) for name in prompt.METHOD.spec.knobs}
   clauses['refresh_interval'] = now.astype(jnp.int32)
   return dataclasses.replace(state, knobs=dataclasses.replace(state.knobs, **clauses))
-
-
-@functools.partial(jax.jit, static_argnames='cfg', donate_argnames='state')
-def scheduled_decode(params, state: DecodeState, schedule: Array, *, cfg: DecodeConfig) -> DecodeState:
-  """`archer_jax.decode` with refreshes at the steps that a schedule, bool [B, S], names, and at no other."""
-  step = lambda s: decode_step(params, at_times(s, schedule), cfg=cfg)[0]
-  return lax.while_loop(lambda s: jnp.any(~s.done), step, state)
-
-
-def paired_bootstrap(mine: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
-  """Difference of two Pass@1 on the same problems, and its 95 % interval over problems."""
-  gains = np.asarray(mine, np.float64) - np.asarray(other, np.float64)
-  draws = np.random.default_rng(0).integers(len(gains), size=(_DRAWS, len(gains)))
-  low, high = np.quantile(gains[draws].mean(axis=1), (0.025, 0.975)).tolist()
-  return {'gain': float(gains.mean()), 'gain_low': low, 'gain_high': high}
 
 
 def check_files(json_path: str | None, figure: str | None) -> None:

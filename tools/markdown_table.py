@@ -3,7 +3,7 @@
     python -m archer_jax.evaluate --tasks=sudoku6 --n=304 --json=figures.json
     python tools/markdown_table.py figures.json [--settings=always,archer]
 
-It reads the files of `--json` of archer_jax.evaluate and of benchmarks/frontier.py.
+It reads the files of `--json` of archer_jax.evaluate.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _LATER = {'rows fed': 'rows_fed', 'kept': 'kept_bytes'}
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-  """The records of a file of either kind.
+  """The records of a file.
 
   Raises:
     ValueError: it is none.
@@ -45,13 +45,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
   if not path.is_file():
     raise ValueError(f'there is no file {path}')
   try:
-    content = json.loads(path.read_text('utf-8'))
-    records = content['points'] if isinstance(content, dict) else content
+    records = json.loads(path.read_text('utf-8'))
+    if not isinstance(records, list):
+      raise TypeError('records must be a list')
     for record in records:
       _figures(record)
     return records
   except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{path} must be a file of --json of archer_jax.evaluate or of benchmarks/frontier.py') from error
+    raise ValueError(f'{path} must be a file of --json of archer_jax.evaluate') from error
 
 
 def markdown(records: Sequence[Mapping[str, Any]], settings: Sequence[str] | None = None) -> str:

@@ -55,7 +55,9 @@ def define_flags(values: flags.FlagValues) -> Groups:
         f"tokens of an answer, one block (default: the task's own, {GEN_LENGTH} where it has none)",
         integer=True,
       ),
-      define.knob('refresh_distance'),
+      define.number(
+        'refresh_distance', None, 'K of Archer where no table sweeps it (default: that of Saber)', integer=True
+      ),
       define.whole('worked_examples', None, 0, "solved problems before each question (default: the task's own number)"),
       define.choice('extract', 'what is read out of an answer to a file of jsonl', tuple(EXTRACTORS), 'exact'),
       define.switch('chat', False, "questions of jsonl are a user's turn in the checkpoint's chat template"),

@@ -18,7 +18,6 @@ FOLDER = Path(__file__).parents[2] / 'benchmarks'
 def load():
   """Loads a benchmark as a module, without leaving its flags behind."""
   known = set(flags.FLAGS)
-  sys.path.insert(0, str(FOLDER))
 
   def script(name):
     spec = importlib.util.spec_from_file_location(name, FOLDER / f'{name}.py')
@@ -31,30 +30,8 @@ def load():
     return module
 
   yield script
-  sys.path.remove(str(FOLDER))
-  for name in ('frontier', 'feedback', 'staleness', 'trajectory'):
+  for name in ('feedback', 'staleness'):
     sys.modules.pop(name, None)
-
-
-def test_schedules_have_as_many_refreshes_as_were_taken(load):
-  frontier = load('frontier')
-  steps, refreshes = np.array([10, 4, 1, 0, 7]), np.array([3, 4, 1, 0, 2])
-  even = frontier.schedules('even', steps, refreshes, 12, 0)
-  assert [np.flatnonzero(row).tolist() for row in even] == [[0, 3, 6], [0, 1, 2, 3], [0], [], [0, 3]]
-  draws = [frontier.schedules('random', steps, refreshes, 12, draw) for draw in range(3)]
-  for schedule in draws:
-    assert schedule.sum(axis=1).tolist() == refreshes.tolist()
-    assert all(row[taken:].sum() == 0 for row, taken in zip(schedule, steps, strict=True))
-    assert schedule[steps > 0, 0].all()
-  assert (draws[0] != draws[1]).any() and (draws[0] == frontier.schedules('random', steps, refreshes, 12, 0)).all()
-
-
-def test_paired_bootstrap(load):
-  bootstrap = load('trajectory').paired_bootstrap
-  same = bootstrap([True, False] * 50, [True, False] * 50)
-  assert set(same.values()) == {0.0}
-  better = bootstrap([True] * 100, [True] * 80 + [False] * 20)
-  assert better['gain'] == pytest.approx(0.2) and 0.1 < better['gain_low'] < 0.2 < better['gain_high'] < 0.3
 
 
 def test_predictors_are_ranked(load):
@@ -104,7 +81,6 @@ def test_what_became_of_commits(load):
 @pytest.mark.parametrize(
   ('name', 'others', 'key'),
   [
-    ('frontier', ['--compare=always,archer:0.25,certified:4', '--matched=archer:0.25', '--draws=1'], 'matched'),
     ('feedback', ['--compare=once'], 'settings'),
     ('staleness', [], 'tasks'),
   ],
@@ -118,9 +94,3 @@ def test_the_benchmarks(tmp_path, name, others, key):
   figures = json.loads((tmp_path / 'figures.json').read_text())
   assert figures[key][0]['n'] == 4 and ('n = 4' in run.stdout or '4 problems' in run.stdout)
   assert (tmp_path / 'figure.png').stat().st_size > 5000
-  if name == 'frontier':
-    rule, even, chance = figures['matched']
-    assert (rule['gain'], even['times'], chance['times']) == (0, 'even', 'random')
-    # Rows may end earlier than the rule's.
-    assert max(even['refreshes'], chance['refreshes']) <= rule['refreshes']
-    assert (tmp_path / 'figure-matched.png').exists()

@@ -2,6 +2,12 @@ import numpy as np
 import pytest
 
 from archer_jax.evaluate.statistics import MIN_BATCHES
+from archer_jax.evaluate.statistics import group_bootstrap
+from archer_jax.evaluate.statistics import interval
+from archer_jax.evaluate.statistics import mean_speedup
+from archer_jax.evaluate.statistics import paired_bootstrap
+from archer_jax.evaluate.statistics import partial_spearman
+from archer_jax.evaluate.statistics import ranks
 from archer_jax.evaluate.statistics import sign_test
 from archer_jax.evaluate.statistics import speedup
 from archer_jax.evaluate.statistics import wilson_interval
@@ -85,3 +91,53 @@ def test_few_batches_have_no_interval():
   assert speedup(ones, ones, ones, ones).low == 1.0
   few = speedup(ones[1:], ones[1:], ones[1:], ones[1:])
   assert (few.wall, few.low, few.high) == (1.0, None, None)
+
+
+def test_a_mean_of_speedups_counts_each_alike():
+  ones, noise = np.ones(MIN_BATCHES), np.linspace(0.9, 1.1, MIN_BATCHES)
+  twice, thrice = speedup(2 * noise, 2 * ones, ones, ones), speedup(3 * noise, 3 * ones, ones, ones)
+  mean = mean_speedup([twice, thrice])
+  assert (mean.wall, mean.counted) == (pytest.approx((twice.wall + thrice.wall) / 2), 2.5)
+  # Errors of two that know nothing of each other cancel in part, and are no more than those of either.
+  assert 0 < mean.high - mean.low < (twice.high - twice.low + thrice.high - thrice.low) / 2
+  few = speedup(ones[1:], ones[1:], ones[1:], ones[1:])
+  assert mean_speedup([twice, few]).low is None
+
+
+def test_paired_bootstrap():
+  assert paired_bootstrap([True, False] * 50, [True, False] * 50) == (0, 0, 0)
+  gain, low, high = paired_bootstrap([True] * 100, [True] * 80 + [False] * 20)
+  # The standard error of a share of 0.2 among 100 is 0.04.
+  assert gain == pytest.approx(0.2) and low == pytest.approx(0.12, abs=0.02) and high == pytest.approx(0.28, abs=0.02)
+
+
+def test_equal_values_share_their_rank():
+  assert ranks([3, 1, 3, 2]).tolist() == [3.5, 1, 3.5, 2] and ranks([7.0] * 3).tolist() == [2, 2, 2]
+
+
+def test_partial_spearman():
+  x, y, z = np.array([1, 2, 3, 4, 5]), np.array([20, 10, 40, 30, 50]), np.array([5, 3, 1, 2, 4])
+  # 1 - 6 sum d^2 / (n (n^2 - 1)) with sums of 4, 26 and 24.
+  assert [partial_spearman(x, y), partial_spearman(x, z), partial_spearman(y, z)] == pytest.approx([0.8, -0.3, -0.2])
+  expected = (0.8 - 0.06) / np.sqrt((1 - 0.09) * (1 - 0.04))
+  assert partial_spearman(x, y, z) == pytest.approx(expected) and partial_spearman(y, x, z) == pytest.approx(expected)
+  # Two that are the same take no more away than one.
+  assert partial_spearman(x, y, z, z**3) == pytest.approx(expected)
+  assert np.isnan(partial_spearman(x, y, x)) and np.isnan(partial_spearman(x, np.ones(5), z))
+
+
+def test_groups_are_drawn_whole():
+  groups, values = np.array([2, 0, 2, 1, 0, 2]), np.array([1.0, 10, 1, 100, 10, 1])
+  draws = group_bootstrap(groups, lambda chosen: (len(chosen), values[chosen].sum()), 300)
+  sizes = {0: 2, 1: 1, 2: 3}
+  possible = {
+    (sizes[a] + sizes[b] + sizes[c], sum({0: 20, 1: 100, 2: 3}[g] for g in (a, b, c)))
+    for a in range(3)
+    for b in range(3)
+    for c in range(3)
+  }
+  assert set(map(tuple, draws.tolist())) == possible
+  assert (draws == group_bootstrap(groups, lambda chosen: (len(chosen), values[chosen].sum()), 300)).all()
+  low, high = interval(np.r_[np.arange(100.0), np.nan])
+  assert (low, high) == pytest.approx((0.025 * 99, 0.975 * 99))
+  assert interval(np.r_[np.ones(10), np.nan]) is None
