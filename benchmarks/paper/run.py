@@ -144,16 +144,17 @@ def prepare(order: Order, dtype: str, facts: Callable[[], Mapping[str, Any]]) ->
   folder = checkpoint.BUNDLED if options['checkpoint'] is None else Path(options['checkpoint'])
   known = {
     'checkpoint': checkpoint_name(options['checkpoint']),
-    'checkpoint_sha256': hashlib.sha256((folder / 'manifest.json').read_bytes()).hexdigest(),
+    'checkpoint_sha256': hashlib.sha256((folder / 'manifest.json').read_bytes()).hexdigest()[:16],
     'dtype': dtype,
     'tables': list(order.tables),
+    'seed': 0,
+    **command.base,
     'problems': {plan.source.name: len(plan.problems) for plan in plans},
     'problems_sha256': {plan.source.name: _digest(plan.problems) for plan in plans},
     **{
       name: options[name]
       for name in ('batch_size', 'mesh', 'gen_length', 'refresh_distance', 'worked_examples', 'extract')
     },
-    **command.base,
     **facts(),
   }
   path = None if options['json'] is None else Path(f'{options["json"]}.pieces.jsonl')
@@ -177,4 +178,4 @@ def prepare(order: Order, dtype: str, facts: Callable[[], Mapping[str, Any]]) ->
 
 def _digest(problems: Sequence[Any]) -> str:
   """Tells sets of problems apart."""
-  return hashlib.sha256(json.dumps([[p.prompt, p.answer] for p in problems]).encode()).hexdigest()
+  return hashlib.sha256(json.dumps([[p.prompt, p.answer] for p in problems]).encode()).hexdigest()[:16]

@@ -66,11 +66,15 @@ def quick_programs(monkeypatch):
   monkeypatch.setattr(validity, '_BOOTSTRAPS', 40)
 
 
-# Decodings of the public code, of several lengths in one batch.
+# Decodings of the public code, of several lengths and every radius in one batch.
+PROMPT_LENGTH, CANVAS_LENGTH = 20, 24
 CASES = [
   case
   for case in read_cases('llada_tiny_saber').values()
-  if case.args.get('n', 2) == 2 and case.args['block_length'] == case.args['gen_length'] and 'maskpred' not in case.id
+  if case.args.get('n', 2) == 2
+  and case.args['block_length'] == case.args['gen_length'] <= CANVAS_LENGTH
+  and case.arrays['prompt'].shape[1] <= PROMPT_LENGTH
+  and 'maskpred' not in case.id
 ]
 NAMES = [case.id for case in CASES]
 
@@ -78,7 +82,7 @@ NAMES = [case.id for case in CASES]
 @pytest.fixture(scope='module')
 def start(llada_tiny):
   """Config and first state of all cases."""
-  length, canvas = 48, 48
+  length, canvas = PROMPT_LENGTH, CANVAS_LENGTH
   tokens, valid = np.zeros((len(CASES), length), np.int32), np.zeros((len(CASES), length), bool)
   rows = []
   for row, case in enumerate(CASES):
@@ -170,7 +174,7 @@ def test_branches_begin_in_one_state(llada_tiny, start):
   snapshot, column = UNTIL_SURE(llada_tiny.params, make(), cfg=cfg)
   column = np.asarray(column)
   paired = column >= 0
-  assert paired.sum() > 10
+  assert paired.sum() > 4
   rows, steps = np.arange(len(CASES)), np.asarray(snapshot.row_step)
   for case, row in ((case, NAMES.index(case.id)) for case in CASES):
     if paired[row]:
@@ -306,7 +310,8 @@ def test_a_run_that_was_killed_goes_on(call, monkeypatch):
   monkeypatch.setattr(activity, 'measure', None)
   assert call(*arguments, '--json=parts')[0] == 0 and tables_of('parts') == whole
   code, _, err = call(*arguments, '--json=parts', '--seed=1')
-  assert code == 1 and 'is of another run' in err and 'seed=None' in err and 'seed=1' in err and err.count('\n') == 1
+  assert code == 1 and 'parts.pieces.jsonl is of another run' in err and 'it has seed=0 and' in err
+  assert 'this run seed=1 and' in err and err.count('error:') == 1
   code, _, err = call(*arguments, '--json=new')
   assert code == 1 and 'figure pictures has activity.md of another run already' in err
   Path('parts.pieces.jsonl').unlink()
