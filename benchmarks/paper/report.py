@@ -1,7 +1,8 @@
 """What a table says: rows, and claims of the paper with what the interval measured here makes of them; as Markdown.
 
 A claim is judged by its interval alone. It *agrees* where the whole 95 % interval lies on the paper's side, *disagrees*
-where it lies on the other, and is *undecided* in between; a question that the paper leaves open is *decided* or not.
+where it lies on the other, and is *undecided* in between. No interval can show that two figures are equal: one that
+meets the paper's is *compatible* and no more. A question that the paper leaves open is decided or not.
 """
 
 from collections.abc import Callable
@@ -11,10 +12,11 @@ import dataclasses
 import math
 from typing import Any
 
-AGREES, DISAGREES, UNDECIDED = 'agrees', 'disagrees', 'undecided'
+AGREES, DISAGREES, UNDECIDED, COMPATIBLE = 'agrees', 'disagrees', 'undecided', 'compatible'
 RULES = (
   'agrees / disagrees: the whole 95 % interval lies on the side of the paper / on the other; undecided: neither. '
-  'For a range of the paper: agrees where the interval meets it.'
+  'A figure or range of the paper that is no difference is compatible where the interval meets it, which a wide one does '
+  'easily.'
 )
 
 
@@ -26,7 +28,7 @@ class Claim:
     text: what is compared.
     paper: the paper's figure, as text; empty where it has none.
     here: the figure here with its interval, as text.
-    verdict: one of the three, or for an open question what is decided.
+    verdict: one of the four, or for an open question what is decided.
   """
 
   text: str
@@ -103,8 +105,8 @@ def decided(low: float | None, high: float | None, above: str, below: str, null:
 
 
 def in_range(low: float, high: float, least: float, most: float) -> str:
-  """Judges a figure of which the paper gives a range."""
-  return AGREES if low <= most and least <= high else DISAGREES
+  """Judges a figure of which the paper gives a range, or a figure as such."""
+  return COMPATIBLE if low <= most and least <= high else DISAGREES
 
 
 def percent(value: float) -> str:

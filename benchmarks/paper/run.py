@@ -77,8 +77,8 @@ class Run:
       total=sum(piece.units for piece in every),
       initial=finished,
       mininterval=0.1 if sys.stderr.isatty() else 30,
-      bar_format='{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}',
-      desc='paper',
+      bar_format='{desc}{percentage:3.0f}%|{bar}| {elapsed}{postfix}',
+      desc='paper: ',
     )
 
   def _measure(self, name: str, pieces: Sequence[Piece], bar: tqdm) -> None:
