@@ -15,8 +15,8 @@ from typing import Any
 AGREES, DISAGREES, UNDECIDED, COMPATIBLE = 'agrees', 'disagrees', 'undecided', 'compatible'
 RULES = (
   'agrees / disagrees: the whole 95 % interval lies on the side of the paper / on the other; undecided: neither. '
-  'A figure or range of the paper that is no difference is compatible where the interval meets it, which a wide one does '
-  'easily.'
+  'A figure or range of the paper that is no difference is compatible where the interval meets it, which a wide one '
+  'does easily.'
 )
 
 
