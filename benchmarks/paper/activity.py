@@ -200,6 +200,7 @@ def draw(report: Report):
         known = [(i, 100 * mine[t]['paper_revised']) for i, t in enumerate(tasks) if mine[t]['paper_revised']]
         axis.plot(*zip(*known, strict=True), label=f'paper, {name}', **figures.PAPER)
     axis.set_xticks(range(len(tasks)), tasks, rotation=20, ha='right')
+    axis.set_ylim(bottom=0)
     axis.set_title(title, fontsize=10)
   figures.legend(figure, axes[0])
   return figure

@@ -225,15 +225,18 @@ def draw(report: Report):
   for number, name in enumerate((FRESH, CACHED)):
     lengths = [row[f'only_{name}'] for row in rows]
     counts.barh(y + 0.4 * (number - 0.5), lengths, 0.38, label=f'only {name}', color=figures.look(1 + number)['color'])
+  counts.set_xlim(0, max(1, *(max(row['only_fresh'], row['only_cached']) for row in rows)) * 1.05)
   counts.set_xlabel('problems')
   for place, row in enumerate(rows):
     x = 100 * row['gain']
-    gains.errorbar(x, place, xerr=figures.bars(x, 100 * row['gain_low'], 100 * row['gain_high']), fmt='o', capsize=3)
+    errors = figures.bars(x, 100 * row['gain_low'], 100 * row['gain_high'])
+    gains.errorbar(x, place, xerr=errors, capsize=3, **figures.look(0))
   gains.axvline(0, color='gray', linewidth=1)
   gains.axvline(published.FEEDBACK['cached'] - published.FEEDBACK['fresh'], label='paper', color='gray', linestyle=':')
   gains.set_xlabel('cached less fresh, points of Pass@1')
   for axis in (counts, gains):
     axis.set_yticks(y, [f'{row["task"]}, {row["pairs"]}' for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
   counts.legend(fontsize=8)
   gains.legend(fontsize=8)
   return figure

@@ -19,7 +19,7 @@ def look(number: int) -> dict[str, Any]:
   return {'color': COLORS[number % len(COLORS)], 'marker': MARKERS[number % len(MARKERS)]}
 
 
-def panels(count: int, width: float = 4.6, height: float = 4.0) -> tuple['Figure', Sequence['Axes']]:
+def panels(count: int, width: float = 5.0, height: float = 4.0) -> tuple['Figure', Sequence['Axes']]:
   """A figure with panels beside each other, at most three in a row."""
   from matplotlib.figure import Figure
 
@@ -41,7 +41,13 @@ def bars(value: float, low: float | None, high: float | None) -> list[list[float
   return [[max(value - low, 0)], [max(high - value, 0)]]
 
 
-def legend(figure: 'Figure', axis: 'Axes', columns: int = 3) -> None:
-  """The legend of one panel below all."""
-  handles, names = axis.get_legend_handles_labels()
-  figure.legend(handles, names, loc='outside lower center', ncols=min(columns, len(names)), frameon=False, fontsize=8)
+def legend(figure: 'Figure', *axes: 'Axes') -> None:
+  """One legend of some panels below all, in as many columns as there is room for."""
+  found = {}
+  for axis in axes:
+    for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+      found.setdefault(name, handle)
+  # About 14 letters to the inch, and the marker takes as much as some.
+  fitting = max(1, int(14 * figure.get_figwidth()) // (max(map(len, found)) + 8))
+  columns = min(len(found), fitting)
+  figure.legend(list(found.values()), list(found), loc='outside lower center', ncols=columns, frameon=False, fontsize=8)

@@ -300,6 +300,8 @@ def draw(report: Report):
         **figures.look(labels.index(row['setting'])),
       )
     axis.set_title(f'{task}, n = {max(row["n"] for row in rows if row["task"] == task)}', fontsize=10)
+    axis.set_xscale('log', base=2)
+    axis.xaxis.set_major_formatter(lambda x, _: f'{x:g}')
     axis.set_xlabel('times as fast as one token a step')
     axis.set_ylabel('Pass@1 in %')
   figures.legend(figure, axes[0])

@@ -79,9 +79,10 @@ def report(bench: Bench, found: Sequence[tuple[Piece, Any]]) -> Report:
       speeds[label].append(speed)
       rows.append(_row(task, label, values, ratio_fields('speed', speed)))
   if len(tasks) > 1:
-    everything = [value for values in tasks.values() for value in values]
-    rows += [_row(ALL, label, everything, ratio_fields('speed', mean_speedup(speeds[label]))) for label in labels]
+    tasks[ALL] = [value for values in tasks.values() for value in values]
+    rows += [_row(ALL, label, tasks[ALL], ratio_fields('speed', mean_speedup(speeds[label]))) for label in labels]
   claims = [claim for row in rows if row['setting'] != SABER for claim in _claims(row)]
+  claims += [_together(task, values, kind) for task, values in tasks.items() for kind in _KINDS]
   return Report(
     name='radius',
     title='The radius K',
@@ -163,6 +164,19 @@ def _claims(row: dict[str, Any]) -> list[Claim]:
   return claims
 
 
+def _together(task: str, values: Sequence[Any], kind: str) -> Claim:
+  """The question of when, over all K of which it can be asked: their mean of each problem."""
+  mean = lambda names: np.mean([joined([value[name] for value in values], 'solved') for name in names], axis=0)
+  labels = [archer(k) for k in _MATCHED]
+  value, low, high = paired_bootstrap(mean(labels), mean([f'{label}, {kind}' for label in labels]))
+  return Claim(
+    text=f'{task}: Pass@1 of K = {_MATCHED[0]} to {_MATCHED[-1]} together less that of as many at {kind} times',
+    paper='',
+    here=reports.points(value, low, high),
+    verdict=reports.decided(low, high, 'distance is ahead', f'{kind} times are ahead'),
+  )
+
+
 def _other(kind: str):
   def cell(row: dict[str, Any]) -> str:
     if kind not in row:
@@ -214,5 +228,5 @@ def draw(report: Report):
     axis.set_title(f'{task}, n = {base["n"]}', fontsize=10)
     axis.set_xlabel('times as fast as Saber')
     axis.set_ylabel('Pass@1 in %\n(interval of the difference to Saber)')
-  figures.legend(figure, axes[0], 4)
+  figures.legend(figure, axes[0])
   return figure

@@ -319,5 +319,5 @@ def draw(report: Report):
   partial.set_yticks(range(len(_PREDICTORS)), [f'{name}\ngiven {given}' for name, given in _PREDICTORS.items()])
   partial.set_ylim(len(_PREDICTORS) - 0.5, -0.5)
   partial.set_xlabel('partial Spearman with another action, 95 %')
-  figures.legend(figure, shares, 4)
+  figures.legend(figure, shares, partial)
   return figure
