@@ -27,7 +27,7 @@ PROMPTS = 6
 
 def pieces(bench: Bench) -> list[Piece]:
   del bench
-  units = lambda length: max(1, 2 * PROMPTS * length // 128)
+  units = lambda length: max(1, 2 * (PROMPTS + 1) * length // 256)
   return [Piece(table='response_length', task=None, part=length, units=units(length)) for length in LENGTHS]
 
 
