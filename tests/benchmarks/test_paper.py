@@ -124,6 +124,39 @@ def test_revised_positions_are_those_of_the_public_code(llada_tiny, start):
   assert any((seen['first'][row] != state.canvas[row])[seen['revised'][row]].any() for row in range(len(CASES)))
 
 
+@pytest.mark.slow
+def test_revised_positions_of_shifted_models(dream_tiny):
+  cases = [case for case in read_cases('dream_tiny_saber').values() if case.args['max_new_tokens'] == 24]
+  assert {case.args['eos_penalty'] for case in cases} == {0, 0.5, 3}
+  cfg = DecodeConfig(
+    model=dream_tiny.config,
+    decoder='saber',
+    canvas_length=24,
+    block_length=24,
+    mask_prediction='official',
+    early_stop=False,
+  )
+  tokens, valid = np.zeros((len(cases), 12), np.int32), np.zeros((len(cases), 12), bool)
+  rows = []
+  for row, case in enumerate(cases):
+    prompt = case.arrays['prompt'][0]
+    tokens[row, 12 - len(prompt) :], valid[row, 12 - len(prompt) :] = prompt, True
+    rule = {'refresh_interval': 1}
+    if case.function == 'archer.saber':
+      rule = {'refresh_distance': case.args['radius'] or 0}
+    rows.append({'gen_length': 24, 'steps': case.args['steps'], 'eos_penalty': case.args['eos_penalty'], **rule})
+  start = lambda cfg: init_state(tokens, valid, Knobs.stack(rows), np.zeros(len(cases), np.uint32), cfg=cfg)
+  state, seen = jax.device_get(FOLLOWED(dream_tiny.params, start(cfg), cfg=cfg))
+  for row, case in enumerate(cases):
+    np.testing.assert_array_equal(state.canvas[row], case.arrays['final'][0, -24:], err_msg=case.id)
+    np.testing.assert_array_equal(seen['revised'][row], case.arrays['revised'], err_msg=case.id)
+    assert (seen['first'][row] == state.canvas[row])[~case.arrays['revised']].all()
+  other = without_remasking(cfg)
+  state, seen = jax.device_get(FOLLOWED(dream_tiny.params, start(other), cfg=other))
+  assert not state.counters.remasked.any() and not seen['revised'].any()
+  assert (state.canvas == seen['first']).all() and (state.counters.accepted == 24).all()
+
+
 def test_without_remasking_nothing_is_taken_back(llada_tiny, start):
   cfg, make = start
   other = without_remasking(cfg)
