@@ -225,7 +225,7 @@ def draw(report: Report):
   for number, name in enumerate((FRESH, CACHED)):
     lengths = [row[f'only_{name}'] for row in rows]
     counts.barh(y + 0.4 * (number - 0.5), lengths, 0.38, label=f'only {name}', color=figures.look(1 + number)['color'])
-  counts.set_xlim(0, max(1, *(max(row['only_fresh'], row['only_cached']) for row in rows)) * 1.05)
+  counts.set_xlim(0, 1.05 * max([1, *(row[f'only_{name}'] for row in rows for name in (FRESH, CACHED))]))
   counts.set_xlabel('problems')
   for place, row in enumerate(rows):
     x = 100 * row['gain']
@@ -236,7 +236,7 @@ def draw(report: Report):
   gains.set_xlabel('cached less fresh, points of Pass@1')
   for axis in (counts, gains):
     axis.set_yticks(y, [f'{row["task"]}, {row["pairs"]}' for row in rows])
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_ylim(max(len(rows), 1) - 0.5, -0.5)
   counts.legend(fontsize=8)
   gains.legend(fontsize=8)
   return figure

@@ -104,10 +104,6 @@ class Run:
     text = report.markdown()
     with tqdm.external_write_mode(sys.stdout):
       print(text, flush=True)
-    if self.options['figure'] is not None:
-      folder = Path(self.options['figure'])
-      (folder / f'{name}.md').write_text(text, encoding='utf-8')
-      table(name).draw(report).savefig(folder / f'{name}.png', dpi=150)
     if self.options['json'] is not None:
       file = Path(self.options['json'])
       content = {'tables': {name: one.content() for name, one in told.items()}, 'run': self.facts}
@@ -115,6 +111,10 @@ class Run:
       part = file.with_name(f'{file.name}.part')
       part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + '\n', encoding='utf-8')
       part.replace(file)
+    if self.options['figure'] is not None:
+      folder = Path(self.options['figure'])
+      (folder / f'{name}.md').write_text(text, encoding='utf-8')
+      table(name).draw(report).savefig(folder / f'{name}.png', dpi=150)
 
 
 def table(name: str) -> ModuleType:

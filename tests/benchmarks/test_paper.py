@@ -313,9 +313,12 @@ def tables_of(path):
 def test_a_run_that_was_killed_goes_on(call, monkeypatch):
   # A program less to compile.
   monkeypatch.setattr(activity, 'without_remasking', lambda cfg: cfg)
+  # A random model is sure of nothing; here it is of one token of three.
+  monkeypatch.setattr(feedback, '_LOG_ODDS', -3.0)
   arguments = ('--tables=activity,feedback,validity', '--figure=pictures')
   assert call(*arguments[:1], '--json=whole')[0] == 0
   whole = tables_of('whole')
+  assert 0 < whole['feedback']['rows'][0]['pairs'] < 3 and sum(row['probes'] for row in whole['validity']['rows']) > 3
 
   measured, measure = [], activity.measure
 
