@@ -45,7 +45,7 @@ def define_flags(values: flags.FlagValues) -> Groups:
   define = Definer(values)
   return {
     'What to measure': [
-      define.text('checkpoint', 'folder that tools/convert_weights.py made (default: the bundled model)'),
+      define.text('checkpoint', 'folder that archer-convert made (default: the bundled model)'),
       define.text('tasks', 'as of archer_jax.evaluate, between commas', 'sudoku6,sort,pipeline'),
       define.whole('n', None, 2, f'problems of each task (default: {DEFAULT_N}, all of a set or file)'),
       define.text('tables', 'between commas', ','.join(TABLES)),
