@@ -26,6 +26,7 @@ from archer_jax.engine.settings import Settings
 from archer_jax.evaluate import work
 from archer_jax.evaluate.compare import Plan
 from archer_jax.sharding import state_shardings
+from archer_jax.tasks.grading import grade
 from archer_jax.types import DecodeState
 from paper.pieces import Piece
 
@@ -65,7 +66,7 @@ class Bench:
   tokenizer: Tokenizer
   k: int | None
   mesh: Mesh | None = None
-  _verdicts: dict[tuple[str, int, str], bool] = dataclasses.field(default_factory=dict)
+  _verdicts: dict[tuple[str, int, str], tuple[bool, ...]] = dataclasses.field(default_factory=dict)
   _programs: set[Any] = dataclasses.field(default_factory=set)
 
   def plan(self, task: str | None) -> Plan:
@@ -118,22 +119,19 @@ class Bench:
         raise ValueError(f'{task}: problem {result.index}: {result.error}')
     return results
 
-  def solved(self, plan: Plan, results: Sequence[Result]) -> list[bool]:
-    """Grades answers; equal ones are looked at once, since a grader may run programs."""
-    verdicts = []
-    for result in results:
-      key = (plan.source.name, result.index, result.text)
-      if key not in self._verdicts:
-        self._verdicts[key] = bool(plan.source.is_solved(plan.problems[result.index], result.text))
-      verdicts.append(self._verdicts[key])
-    return verdicts
+  def verdicts(self, plan: Plan, results: Sequence[Result]) -> list[tuple[bool, ...]]:
+    """Grades answers, by the task's grader and its further ones; equal texts once, since a grader may run programs."""
+    key = lambda result: (plan.source.name, result.index, result.text)
+    new = list({key(result): result for result in results if key(result) not in self._verdicts}.values())
+    graded = grade(plan.source, [(plan.problems[result.index], result.text) for result in new])
+    self._verdicts.update(zip(map(key, new), graded, strict=True))
+    return [self._verdicts[key(result)] for result in results]
 
   def decode(self, plan: Plan, label: str, number: int) -> dict[str, Any]:
     """Decodes and grades a batch; the time is that of the decoding alone.
 
     Returns:
-      `seconds` and `operations` of the batch, and of each problem `solved`, `steps`, `refreshes`, `remasked`,
-      `generated_tokens` and `prompt_tokens`.
+      `seconds` and `operations` of the batch, and what `told` keeps of each problem.
     """
     batch = self.start(plan, label, number)
     program = (label, batch.cfg, batch.state.prompt_tokens.shape)
@@ -155,9 +153,14 @@ class Bench:
     }
 
   def told(self, plan: Plan, results: Sequence[Result]) -> dict[str, list[Any]]:
-    """What is kept of results, a value for each problem."""
+    """What is kept of results, a value for each problem; the verdicts of a further grader as `solved_NAME`."""
+    scores = ('solved', *(f'solved_{name}' for name in plan.source.also))
+    verdicts = self.verdicts(plan, results)
     names = ('steps', 'refreshes', 'remasked', 'generated_tokens', 'prompt_tokens')
-    return {'solved': self.solved(plan, results), **{name: [getattr(r, name) for r in results] for name in names}}
+    return {
+      **{name: [verdict[place] for verdict in verdicts] for place, name in enumerate(scores)},
+      **{name: [getattr(result, name) for result in results] for name in names},
+    }
 
 
 def joined(values: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

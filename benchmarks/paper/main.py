@@ -124,6 +124,9 @@ def report(bench: Bench, found: Sequence[tuple[Piece, Any]]) -> Report:
           'task': task,
           'setting': label,
           **quality(values, label),
+          'also': {
+            name: float(joined([v[label] for v in values], f'solved_{name}').mean()) for name in plan.source.also
+          },
           **effort(values, label),
           'prompt_tokens': float(joined([value[label] for value in values], 'prompt_tokens').mean()),
           'gen_length': plan.settings[label].knobs['gen_length'],
@@ -265,7 +268,10 @@ COLUMNS = {
   'task': lambda r: r['task'],
   'setting': lambda r: f'`{r["setting"]}`',
   'n': lambda r: str(r['n']),
-  'Pass@1 % (95 %)': lambda r: f'{100 * r["pass_at_1"]:.1f} ({100 * r["ci_low"]:.0f}-{100 * r["ci_high"]:.0f})',
+  'Pass@1 % (95 %)': lambda r: (
+    f'{100 * r["pass_at_1"]:.1f} ({100 * r["ci_low"]:.0f}-{100 * r["ci_high"]:.0f})'
+    + ''.join(f', {name} {100 * share:.1f}' for name, share in r.get('also', {}).items())
+  ),
   'paper': lambda r: reports.number(r['paper_pass_at_1']),
   'won-lost, p': lambda r: '-' if r['setting'] == SABER else f'{r["wins"]}-{r["losses"]}, {r["p_value"]:.2g}',
   's': lambda r: f'{r["seconds"]:.3g}',

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -29,15 +30,24 @@ from paper import validity
 from paper.actions import without_remasking
 import programs
 import pytest
+from text_model import CHAT_TEMPLATE
 
 from archer_jax import runtime
 from archer_jax import specs
+from archer_jax.checkpoints.convert import convert
 from archer_jax.config import DecodeConfig
 from archer_jax.evaluate import work
 from archer_jax.loop.step import init_state
+from archer_jax.training.tokenizer import EOS
+from archer_jax.training.tokenizer import MASK
+from archer_jax.training.tokenizer import PAD
+from archer_jax.training.tokenizer import VOCAB
+from archer_jax.training.tokenizer import save_tokenizer
 from archer_jax.types import Knobs
 
-SCRIPT = Path(__file__).parents[2] / 'benchmarks' / 'paper.py'
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / 'benchmarks' / 'paper.py'
+GOLDENS = ROOT / 'tests' / 'goldens'
 
 
 def quick(loop, donate='state'):
@@ -316,7 +326,8 @@ def test_a_run_that_was_killed_goes_on(call, monkeypatch):
   # A random model is sure of nothing; here it is of one token of three.
   monkeypatch.setattr(feedback, '_LOG_ODDS', -3.0)
   arguments = ('--tables=activity,feedback,validity', '--figure=pictures')
-  assert call(*arguments[:1], '--json=whole')[0] == 0
+  code, _, err = call(*arguments[:1], '--json=whole')
+  assert code == 0, err
   whole = tables_of('whole')
   assert 0 < whole['feedback']['rows'][0]['pairs'] < 3 and sum(row['probes'] for row in whole['validity']['rows']) > 3
 
@@ -453,3 +464,35 @@ def test_the_bundled_model(tmp_path):
   assert tuple(told) == settings.TABLES
   assert all((tmp_path / 'pictures' / f'{name}.png').stat().st_size > 5000 for name in told)
   assert told['radius']['rows'][-1]['task'] == main_table.ALL
+
+
+def test_from_a_published_folder_to_the_main_table_on_mbpp(tmp_path, call):
+  source = tmp_path / 'published'
+  source.mkdir()
+  config = json.loads((GOLDENS / 'llada_tiny' / 'config.json').read_text())
+  special = {'mask_token_id': VOCAB[MASK], 'eos_token_id': VOCAB[EOS], 'pad_token_id': VOCAB[PAD]}
+  (source / 'config.json').write_text(json.dumps({**config, **special, 'max_sequence_length': 2048}))
+  shutil.copy(GOLDENS / 'llada_tiny' / 'model.safetensors', source)
+  save_tokenizer(source)
+  file = source / 'tokenizer_config.json'
+  file.write_text(json.dumps({**json.loads(file.read_text()), 'chat_template': CHAT_TEMPLATE}))
+  convert(source, tmp_path / 'converted')
+  # MBPP's fields and the extended set's, whose answers are graded twice.
+  problems = tmp_path / 'problems.jsonl'
+  lines = (ROOT / 'tests' / 'tasks' / 'published' / 'mbpp.jsonl').read_text().splitlines()[:3]
+  more = [{**json.loads(line), 'test_case_list': json.loads(line)['test_list'][:1]} for line in lines]
+  problems.write_text(''.join(f'{json.dumps(record)}\n' for record in more))
+
+  given = (f'--checkpoint={tmp_path / "converted"}', f'--tasks=mbpp_et:{problems}', '--gen_length=8')
+  code, out, err = call(*given, '--tables=main', '--json=figures')
+  assert code == 0, err
+  rows = tables_of('figures')['main']['rows']
+  assert [row['setting'] for row in rows] == [
+    settings.one_token('same_position'),
+    settings.SABER,
+    settings.archer(None),
+  ]
+  # A random model solves nothing, by either set of tests.
+  assert all((row['n'], row['pass_at_1'], row['also']) == (3, 0, {'et': 0}) for row in rows)
+  assert all(row['steps'] <= 8 and row['prompt_tokens'] > 100 for row in rows)
+  assert f'| mbpp_et:{problems} | `{settings.SABER}` | 3 | 0.0 (0-56), et 0.0 |' in out
