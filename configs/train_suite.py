@@ -130,8 +130,8 @@ def get_config(run: str = 'tasks') -> ml_collections.ConfigDict:
       'gen_length': sudoku6.GEN_LENGTH,
       'shadow': 'self',
       'threshold': 0.95,
-      # 30 blanks, one of which is filled, taken back and filled with something else.
-      'prompt': problem_at(sudoku6, EVALUATION_SEED + 7, 616).prompt,
+      # 28 blanks, of which two are filled, taken back one after the other, and filled with each other's digit.
+      'prompt': problem_at(sudoku6, EVALUATION_SEED + 7, 154).prompt,
     }
   )
   if run == 'shadow':

@@ -13,6 +13,7 @@ from archer_jax.checkpoints import checkpoint
 from archer_jax.checkpoints.manifest import BUNDLED
 from archer_jax.checkpoints.manifest import read_manifest
 from archer_jax.tasks import EVALUATION_SEED
+from archer_jax.tasks import Problem
 from archer_jax.tasks import pipeline
 from archer_jax.tasks import problem_at
 from archer_jax.tasks import sudoku6
@@ -93,6 +94,15 @@ def test_solves_fresh_problems(task, count, loaded):
   results = archer_jax.generate(*loaded, prompts, decoder='saber', gen_length=task.GEN_LENGTH, batch_size=4)
   solved = [task.is_solved(problem, result.text) for problem, result in zip(problems, results, strict=True)]
   assert sum(solved) >= FRESH[count]
+
+
+def test_the_example_is_solved_and_takes_tokens_back(loaded):
+  recommended = dict(read_manifest().defaults)
+  prompt = recommended.pop('prompt')
+  (result,) = archer_jax.generate(*loaded, [prompt], **recommended)
+  clues = prompt.removesuffix('\n=\n').rpartition('sudoku6:\n')[2].replace('\n', '')
+  assert sudoku6.is_solved(Problem(prompt=prompt, answer='', difficulty=0, hidden=clues), result.text), result.text
+  assert result.remasked > result.flip_flops
 
 
 @pytest.mark.slow
