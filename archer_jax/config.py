@@ -122,11 +122,17 @@ class _Program:
 
   def __post_init__(self):
     spec, alignment = specs.load(specs.DECODERS, self.decoder).spec, self.model.logit_alignment
+    method = specs.load(specs.REUSE, self.reuse)
+    # Before the decoder, which a method may imply.
+    if alignment not in method.spec.alignments:
+      fitting = [other.name for other in specs.specs(specs.REUSE) if alignment in other.alignments]
+      raise ValueError(
+        f'reuse must be one of {", ".join(fitting)} for a model with {alignment} logits, got {self.reuse!r}'
+      )
     if alignment not in spec.alignments:
       *others, last = decoders_for(alignment)
       fitting = f'{", ".join(others)} or {last}' if others else last
       raise ValueError(f'decoder must be {fitting} for a model with {alignment} logits, got {self.decoder!r}')
-    method = specs.load(specs.REUSE, self.reuse)
     for name, switch in specs.switches().items():
       switch.check(name, getattr(self, name))
     if self.dtype not in DTYPES:
@@ -137,11 +143,6 @@ class _Program:
       raise ValueError(f'block_length must be in [1, canvas_length={self.canvas_length}], got {self.block_length}')
     if alignment not in spec.block_alignments and self.block_length != self.canvas_length:
       raise ValueError(f'block_length must equal canvas_length for {self.decoder}, got {self.block_length}')
-    if alignment not in method.spec.alignments:
-      fitting = [other.name for other in specs.specs(specs.REUSE) if alignment in other.alignments]
-      raise ValueError(
-        f'reuse must be one of {", ".join(fitting)} for a model with {alignment} logits, got {self.reuse!r}'
-      )
     for name, value in method.spec.implies.items():
       if getattr(self, name) != value:
         raise ValueError(f'{name} must be {value} with reuse {self.reuse}, got {getattr(self, name)!r}')

@@ -68,6 +68,8 @@ def _prepare(argv: Sequence[str]) -> Callable[[], int]:
   for name in ('source', 'output'):
     if not values[name].value:
       raise ValueError(f'{name} must be given: {_USAGE}')
+  if values['adapter'].value == '':
+    raise ValueError('adapter must not be empty')
   warnings.showwarning = lambda message, *_: print(f'warning: {message}', file=sys.stderr)
 
   import jax

@@ -93,6 +93,8 @@ def parse(argv: Sequence[str]) -> Command:
   # Whatever the tasks are; what depends on them comes later.
   command.complete({})
   for name in ('json', 'figure'):
+    if options[name] == '':
+      raise ValueError(f'{name} must not be empty')
     if options[name] is not None:
       check_new_file(name, Path(options[name]))
   if options['figure'] is not None:

@@ -36,6 +36,7 @@ def test_the_script_converts_and_tells_it_on_any_terminal(tmp_path):
     (['--output={folder}/new', '--source='], 'source must be given: archer-convert --source'),
     (['--source={source}', '--output={folder}/new', '--dtype=int8'], 'value should be one of <float32|bfloat16>'),
     (['--source={source}', '--output={folder}/new', '--adapter={folder}'], 'adapter_config.json does not exist'),
+    (['--source={source}', '--output={folder}/new', '--adapter='], 'adapter must not be empty'),
     (['--source={source}/config.json', '--output={folder}/new'], 'must be a folder with config.json and safetensors'),
     (['--sauce={source}'], "Unknown command line flag 'sauce'"),
   ],

@@ -136,6 +136,11 @@ def test_what_nothing_reads_is_refused(name):
           settings.row({name: _VALUES[name]})
 
 
+def test_a_method_that_implies_a_decoder_is_named_where_the_model_fits_neither():
+  with pytest.raises(ValueError, match=r"^reuse must be one of .* for a model with shifted logits, got 'dkv_greedy'$"):
+    make_settings(DREAM, {'reuse': 'dkv_greedy'})
+
+
 def test_orders_without_a_score_refuse_what_would_change_it():
   with pytest.raises(ValueError, match='alg_temp must not be given with alg origin'):
     make_settings(DREAM, {'alg': 'origin', 'alg_temp': 0.5})

@@ -222,6 +222,8 @@ MISTAKES = {
   ),
   'too long with examples': (['--tasks=sudoku4', '--n=2', '--worked_examples=9'], 'must together be at most the 256'),
   'json that exists': ([*SUMS, '--json=sums.jsonl'], 'json sums.jsonl exists already and is never overwritten'),
+  'json without a name': ([*SUMS, '--json='], 'json must not be empty'),
+  'figure without a name': ([*SUMS, '--figure='], 'figure must not be empty'),
   'json nowhere': ([*SUMS, '--json=nowhere/x.json'], 'json must be in a folder that exists, got nowhere'),
   'figure nowhere': ([*SUMS, '--figure=nowhere/x.png'], 'figure must be in a folder that exists, got nowhere'),
   'not calibrated': ([*SUMS, '--compare=always,certified'], 'make it with archer-calibrate, or give kappa'),
