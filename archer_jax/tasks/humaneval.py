@@ -205,10 +205,21 @@ def _code(answer: str, tests: Tests) -> str:
     text = before_fence(answer)
   elif found := blocks(answer):
     text = next((block for block in found if f'def {tests.entry_point}' in block), found[0])
+  elif tests.style == 'completion':
+    # What stands before the function is no body that ends where the function begins.
+    start = _begun_anew(answer, tests.entry_point)
+    text = answer[:start] + _before_stop(answer[start:])
   else:
-    text = _before_stop(answer) if tests.style == 'completion' else answer
+    text = answer
   readings = ('\n'.join(lines) for lines in _readings(text, tests.entry_point))
   return next((code for code in readings if _is_python(f'{tests.head}{code}')), STYLES[tests.style].code(answer))
+
+
+def _begun_anew(answer: str, entry_point: str) -> int:
+  """Where the function begins in an answer that repeats the head, from imports or helpers on; 0 if it does not."""
+  found = re.search(rf'^(?:async )?def {entry_point}\b', answer, re.MULTILINE)
+  begun = DEFINITION.match(answer.lstrip('\n'))
+  return found.start() if found and begun and not begun.group().startswith((' ', '\t')) else 0
 
 
 def _readings(text: str, entry_point: str) -> Iterator[list[str]]:

@@ -126,6 +126,8 @@ ALL = tuple(humaneval.STYLES)
     (f'```python\nZERO = 0\n{WHOLE.replace("x + y", "x + y + ZERO")}```', ALL),
     (f'1. So:\n\n   ```python\n{textwrap.indent(WHOLE, "   ")}   ```\n2. Done.', ('llada',)),
     (WHOLE, ALL),
+    (f'import math\n\n\n{WHOLE}', ALL),
+    (f'import math\n\n\n{WHOLE}\nprint(add(1))\nraise ValueError', ('completion',)),
     (f'{WHOLE}\nThat is it.', ('llada', 'wino', 'saber')),
     (f'{WHOLE}\nDone', ('llada', 'wino', 'saber')),
     (f'{WHOLE}\nprint(add(1))', ALL),
