@@ -20,6 +20,7 @@ from archer_jax.engine.requests import Refusal
 from archer_jax.engine.requests import Request
 from archer_jax.engine.requests import make_request
 from archer_jax.engine.results import Result
+from archer_jax.engine.settings import SETTINGS
 from archer_jax.engine.settings import make_settings
 from archer_jax.model import Transformer
 
@@ -39,7 +40,7 @@ def generate(
   batch_size: int = 8,
   trace: bool = False,
   end_ids: Sequence[int] = (),
-  stop: str | Sequence[str] = (),
+  stop: str | Sequence[str] | None = None,
   logprobs: bool = False,
   **settings: Any,
 ) -> list[Result]:
@@ -60,7 +61,7 @@ def generate(
     end_ids: end tokens beside those of the model, which has all that its checkpoint names.
     stop: a text, or several, before the first of which an answer ends; a record may have its own.
     logprobs: whether results have their tokens' log-probabilities, and traces those of every step.
-    **settings: refresh, block_length, switches and knobs, see `engine.settings.SETTINGS`.
+    **settings: refresh, block_length, switches and knobs, see `engine.settings.SETTINGS`; None is not given.
 
   Raises:
     TypeError: a setting that there is not.
@@ -70,9 +71,12 @@ def generate(
     raise ValueError(f'prompts must be a list of prompts, got {prompts!r}')
   if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
     raise ValueError(f'batch_size must be a positive integer, got {batch_size!r}')
-  given = {'chat': chat, 'seed': seed, **settings}
+  given = {'chat': chat, 'seed': seed, 'decoder': decoder, **settings}
   run = make_settings(
-    model.config, given if decoder is None else {**given, 'decoder': decoder}, stop=stop, logprobs=logprobs
+    model.config,
+    {name: value for name, value in given.items() if value is not None or name not in SETTINGS},
+    stop=() if stop is None else stop,
+    logprobs=logprobs,
   )
   if not run.is_calibrated:
     raise ValueError('kappa must be given with refresh certified')

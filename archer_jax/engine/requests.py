@@ -22,6 +22,7 @@ from archer_jax.checkpoints.text import Tokenizer
 from archer_jax.engine.batching import CANVAS_LENGTHS
 from archer_jax.engine.batching import PROMPT_LENGTHS
 from archer_jax.engine.batching import bucket
+from archer_jax.engine.settings import SETTINGS
 from archer_jax.engine.settings import Settings
 from archer_jax.engine.settings import check_setting
 from archer_jax.engine.settings import check_stop
@@ -129,8 +130,9 @@ def make_request(
     ValueError: what is wrong with it, naming the field.
   """
   if unknown := sorted(set(record) - {'id', 'seed', 'stop', *_PROMPTS, *specs.knobs()}):
+    of_all = ', but of the whole run' if unknown[0] in SETTINGS else ''
     raise ValueError(
-      f'{unknown[0]} is no field of a record; there are id, {", ".join(_PROMPTS)}, seed, stop and the knobs'
+      f'{unknown[0]} is no field of a record{of_all}; there are id, {", ".join(_PROMPTS)}, seed, stop and the knobs'
     )
   # The names above are checked first, so that a mistyped one is found without a value too.
   record = {name: _plain(name, value) for name, value in record.items() if value is not None or name == 'id'}

@@ -85,8 +85,8 @@ def with_line_feeds(text: str) -> str:
 
 
 def plain(answer: str) -> str:
-  """An answer as graders read it: lines end in a line feed, and white space at their ends and the answer's is gone."""
-  return '\n'.join(line.rstrip() for line in with_line_feeds(answer).split('\n')).rstrip()
+  """An answer as graders read it: lines end in a line feed, without white space at their ends or empty lines around."""
+  return '\n'.join(line.rstrip() for line in with_line_feeds(answer).split('\n')).strip('\n')
 
 
 def add_worked_examples(problem: Problem, shown: Iterable[Problem]) -> Problem:

@@ -55,7 +55,9 @@ def test_one_result_per_prompt_in_order(text, generate):
   # Equal prompts give equal rows, in another batch and slot and beside another row too.
   assert results[0].token_ids == results[4].token_ids
   assert results[0].seed != results[4].seed
-  assert generate([PROMPTS[3], 'q'], batch_size=2)[0].token_ids == results[3].token_ids
+  # None is not given.
+  others = generate([PROMPTS[3], 'q'], batch_size=2, stop=None, reuse=None, block_length=None, temperature=None)
+  assert others[0].token_ids == results[3].token_ids
 
 
 def test_sampled_rows_differ_and_a_seed_gives_them_again(generate):

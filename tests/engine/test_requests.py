@@ -136,8 +136,11 @@ BAD = {
   'drift_radius': ({'prompt': 'a', 'drift_radius': 0.5}, 'drift_radius must not be given with drift token'),
   'a knob of another decoder': ({'prompt': 'a', 'steps': 4}, 'steps must not be given with decoder wino'),
   'a knob of another rule': ({'prompt': 'a', 'refresh_interval': 2}, 'refresh_interval must not be given with refresh'),
-  'a static switch': ({'prompt': 'a', 'shadow': 'self'}, 'shadow is no field of a record'),
-  'a foreign field': ({'prompt': 'a', 'logprobs': 5}, 'logprobs is no field of a record'),
+  'a static switch': (
+    {'prompt': 'a', 'shadow': 'self'},
+    'shadow is no field of a record, but of the whole run; there are id',
+  ),
+  'a foreign field': ({'prompt': 'a', 'logprobs': 5}, 'logprobs is no field of a record; there are id'),
   'a foreign field without a value': ({'prompt': 'a', 'logprobs': None}, 'logprobs is no field of a record'),
   'part of a token': ({'prompt': 'a', 'gen_length': 16.5}, 'gen_length must be an integer in .*, got 16.5'),
   'half a seed': ({'prompt': 'a', 'seed': 0.5}, 'seed must be an integer in .*, got 0.5'),
