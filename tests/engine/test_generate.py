@@ -141,7 +141,7 @@ def test_logprobs(generate, decoder):
     assert step == 0 or canvas[step - 1, column] == CONFIG.mask_id
 
 
-@pytest.mark.parametrize('stop', ['', ['a', ''], 3, [1], None])
+@pytest.mark.parametrize('stop', ['', ['a', ''], 3, [1], [None]])
 def test_stop_strings_that_are_none(generate, stop):
   with pytest.raises(ValueError, match='stop must be a text or a list of texts, none of them empty'):
     generate(['12+3='], stop=stop)
