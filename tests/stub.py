@@ -140,3 +140,7 @@ def peaked(tokens, heights, vocab_size=VOCAB, floor=0.0):
   logits = np.full((len(tokens), vocab_size), floor, np.float32)
   logits[np.arange(len(tokens)), tokens] = heights
   return logits
+
+
+# Names and fields of `make_config` of every decoder but dream, whose algorithms each test chooses.
+DECODERS = [('llada', {}), ('wino', {}), ('parallel', {}), ('saber', {}), ('saber', {'alignment': 'shifted'})]

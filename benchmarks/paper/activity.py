@@ -167,16 +167,15 @@ def _claims(task: str, values: Sequence[Any]) -> list[Claim]:
   return claims
 
 
-_maybe = lambda name: lambda row: '-' if row[name] is None else f'{100 * row[name]:.1f}'
 COLUMNS = {
   'task': lambda r: r['task'],
   'decoder': lambda r: r['variant'],
   'n': lambda r: str(r['n']),
   'Pass@1 %': lambda r: f'{100 * r["pass_at_1"]:.1f}',
-  'revised %': _maybe('revised'),
-  'paper': _maybe('paper_revised'),
-  'end otherwise %': _maybe('changed'),
-  'in right answers %': _maybe('changed_where_solved'),
+  'revised %': reports.shares('revised'),
+  'paper': reports.shares('paper_revised'),
+  'end otherwise %': reports.shares('changed'),
+  'in right answers %': reports.shares('changed_where_solved'),
   'updates': lambda r: f'{r["updates"]:.1f}',
   'paper ': lambda r: reports.number(r['paper_updates']),
   'taken back': lambda r: f'{r["remasked"]:.1f}',

@@ -125,6 +125,11 @@ def times(value: float | None, low: float | None = None, high: float | None = No
   return f'{value:.2f}x' if low is None or high is None else f'{value:.2f}x ({low:.2f}-{high:.2f})'
 
 
+def shares(name: str) -> Callable[[Mapping[str, Any]], str]:
+  """A column of shares in percent; a share that is not known is a dash."""
+  return lambda row: '-' if row[name] is None else f'{100 * row[name]:.1f}'
+
+
 def number(value: float | None, digits: int = 2) -> str:
   return '-' if value is None or not math.isfinite(value) else f'{value:.{digits}f}'
 

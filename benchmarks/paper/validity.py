@@ -266,17 +266,16 @@ def _here(one: dict[str, Any]) -> str:
   return reports.with_interval(one['value'], None if one['low'] is None else (one['low'], one['high']))
 
 
-_percent = lambda name: lambda row: '-' if row[name] is None else f'{100 * row[name]:.1f}'
 COLUMNS = {
   'task': lambda r: r['task'],
   'D': lambda r: f'{r["low"]}-{r["high"]}',
   'probes': lambda r: str(r['probes']),
   'problems': lambda r: str(r['problems']),
   'actions differ %': lambda r: f'{100 * r["action"]:.1f} ({100 * r["action_low"]:.0f}-{100 * r["action_high"]:.0f})',
-  'paper': _percent('paper_action'),
-  'accepted': _percent('accepted'),
-  'their tokens': _percent('tokens'),
-  're-masked': _percent('remasked'),
+  'paper': reports.shares('paper_action'),
+  'accepted': reports.shares('accepted'),
+  'their tokens': reports.shares('tokens'),
+  're-masked': reports.shares('remasked'),
   'next canvas': lambda r: f'{r["canvas"]:.2f}',
   'paper ': lambda r: reports.number(r['paper_canvas']),
   'mean age': lambda r: f'{r["age"]:.1f}',

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import types
 
 from golden_data import read_cases
 import jax
@@ -28,6 +29,7 @@ from paper import schedules
 from paper import settings
 from paper import validity
 from paper.actions import without_remasking
+from paper.bench import Bench
 import programs
 import pytest
 from text_model import CHAT_TEMPLATE
@@ -496,3 +498,12 @@ def test_from_a_published_folder_to_the_main_table_on_mbpp(tmp_path, call):
   assert all((row['n'], row['pass_at_1'], row['also']) == (3, 0, {'et': 0}) for row in rows)
   assert all(row['steps'] <= 8 and row['prompt_tokens'] > 100 for row in rows)
   assert f'| mbpp_et:{problems} | `{settings.SABER}` | 3 | 0.0 (0-56), et 0.0 |' in out
+
+
+def test_further_scores_are_told_apart():
+  source = types.SimpleNamespace(name='task', is_solved=lambda *_: True, also={'et': lambda _, text: text == 'b'})
+  plan = types.SimpleNamespace(source=source, problems=['p', 'q'])
+  counters = dict.fromkeys(('steps', 'refreshes', 'remasked', 'generated_tokens', 'prompt_tokens'), 1)
+  results = [types.SimpleNamespace(index=i, text=text, **counters) for i, text in enumerate('ab')]
+  told = Bench(plans=[plan], params={}, tokenizer=None, k=None).told(plan, results)
+  assert (told['solved'], told['solved_et']) == ([True, True], [False, True])

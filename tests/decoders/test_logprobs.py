@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from stub import DECODERS
 from stub import MASK
 from stub import VOCAB
 from stub import make_config
@@ -16,11 +17,7 @@ G = 8
 @pytest.mark.parametrize(
   ('decoder', 'fields'),
   [
-    ('llada', {}),
-    ('wino', {}),
-    ('parallel', {}),
-    ('saber', {}),
-    ('saber', {'alignment': 'shifted'}),
+    *DECODERS,
     *(('dream', {'alg': alg}) for alg in ('origin', 'maskgit_plus')),
   ],
 )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from stub import DECODERS
 from stub import EOS
 from stub import make_config
 from stub import make_state
@@ -20,11 +21,7 @@ UNKNOWN = ((3, 4), (7, 9))
 @pytest.mark.parametrize(
   ('decoder', 'fields'),
   [
-    ('llada', {}),
-    ('wino', {}),
-    ('parallel', {}),
-    ('saber', {}),
-    ('saber', {'alignment': 'shifted'}),
+    *DECODERS,
     *(('dream', {'alg': alg}) for alg in ('origin', 'maskgit_plus', 'topk_margin', 'entropy')),
   ],
 )
